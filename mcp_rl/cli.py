@@ -1,0 +1,206 @@
+"""The `mcp-rl` command. Thin on purpose: it parses options, calls one function, prints one result.
+
+Heavy imports stay inside the commands, so that `--help` answers at once and works without any extra.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from art_core.errors import ARTError, ConfigError
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train a small model to use the tools of an MCP server. No labels, no reward code, no GPU needed. "
+    "Extras: [mcp] to talk to servers, [local] to train on this machine: pip install 'art-plugins[mcp,local]'.",
+)
+
+Server = Annotated[
+    str,
+    typer.Option(
+        help="The MCP server: a URL, a .py file, a command line in quotes, or mcp.json#name.", show_default=False
+    ),
+]
+Tools = Annotated[list[str] | None, typer.Option("--tools", help="Use only this tool (repeat for more).")]
+Exclude = Annotated[list[str] | None, typer.Option("--exclude-tools", help="Leave out this tool (repeat for more).")]
+Destructive = Annotated[
+    bool, typer.Option("--allow-destructive", help="Also use tools that the server marks as destructive.")
+]
+Seed = Annotated[int, typer.Option(help="Fixes scenarios, sampling and training.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, for machines.")]
+Isolate = Annotated[bool, typer.Option("--isolate", help="Start a fresh stdio server for each rollout.")]
+
+
+def main() -> None:
+    """Entry point: an expected failure is one sentence and exit code 2, Ctrl-C is 130."""
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    try:
+        app()
+    except ARTError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("Stopped. Nothing is lost: the same command goes on from here.", err=True)
+        sys.exit(130)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`. Ctrl-C cancels it and lets it clean up."""
+    return asyncio.run(work)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _server(spec: str, tools: list[str] | None, exclude: list[str] | None, destructive: bool) -> Any:
+    from mcp_rl.config import require_mcp
+
+    require_mcp()
+    from mcp_rl.client import MCPServer
+
+    return MCPServer(spec, tools=tools or None, exclude=exclude or (), allow_destructive=destructive)
+
+
+@app.command()
+def inspect(
+    server: Server,
+    tools: Tools = None,
+    exclude_tools: Exclude = None,
+    allow_destructive: Destructive = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a server offers, and what training would use."""
+    from mcp_rl.inspect import as_dict, show
+
+    async def work() -> dict[str, Any]:
+        async with _server(server, tools, exclude_tools, allow_destructive) as connected:
+            return as_dict(connected)
+
+    found = _run(work())
+    _print_json(found) if as_json else show(found)
+
+
+@app.command()
+def scenarios(
+    server: Server,
+    num: Annotated[int, typer.Option(min=1, help="How many, train and held-out together.")] = 24,
+    out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("scenarios.jsonl"),
+    seed: Seed = 0,
+    tools: Tools = None,
+    exclude_tools: Exclude = None,
+    allow_destructive: Destructive = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write self-checking tasks from a server's tool schemas. No LLM, no key."""
+    from mcp_rl.scenarios import generate, save
+
+    async def work() -> Any:
+        async with _server(server, tools, exclude_tools, allow_destructive) as connected:
+            return await generate(connected, num=num, seed=seed)
+
+    made = _run(work())
+    save(out, made)
+    if as_json:
+        _print_json([scenario.model_dump(mode="json") for scenario in made])
+        return
+    for scenario in made:
+        typer.echo(f"[{scenario.split:<8} {scenario.kind}] {scenario.task}")
+    held_out = sum(scenario.split == "held_out" for scenario in made)
+    typer.echo(f"{len(made)} scenarios in {out}: {len(made) - held_out} to train on, {held_out} held out.")
+
+
+@app.command()
+def train(
+    server: Server,
+    model: Annotated[str, typer.Option(help="smollm2-135m, a Hugging Face id, or a model folder.")] = "smollm2-135m",
+    steps: Annotated[int, typer.Option(min=0, help="GRPO steps.")] = 16,
+    output: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/mcp-rl"),
+    scenarios: Annotated[Path | None, typer.Option(help="A file of `mcp-rl scenarios`; default: make them.")] = None,
+    num_scenarios: Annotated[int, typer.Option(min=2, help="How many to make.")] = 60,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --output, or set it aside and start anew.")] = True,
+    seed: Seed = 0,
+    scenarios_per_step: Annotated[int, typer.Option(min=1, help="Scenarios a step.")] = 4,
+    group_size: Annotated[int, typer.Option(min=2, help="Attempts at each scenario of a step.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Of GRPO (AdamW).")] = 2e-4,
+    warmup_steps: Annotated[int, typer.Option(min=0, help="Supervised steps before GRPO.")] = 4,
+    eval_samples: Annotated[int, typer.Option(min=1, help="Attempts a held-out scenario, at each evaluation.")] = 4,
+    max_turns: Annotated[int, typer.Option(min=1, help="Model turns a rollout.")] = 5,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens a turn.")] = 96,
+    tools: Tools = None,
+    exclude_tools: Exclude = None,
+    allow_destructive: Destructive = False,
+    isolate: Isolate = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on a server's tools, and show on held-out tasks whether it got better."""
+    from pydantic import ValidationError
+
+    from mcp_rl.config import TrainConfig
+    from mcp_rl.console import Display
+    from mcp_rl.train import train as run_training
+
+    given = {name: value for name, value in locals().items() if name in TrainConfig.model_fields}
+    given |= {"tools": tuple(tools) if tools else None, "exclude_tools": tuple(exclude_tools or ())}
+    try:
+        config = TrainConfig(**given)
+    except ValidationError as error:
+        raise ConfigError(f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}.") from None
+    summary = _run(run_training(config, Display(quiet=as_json)))
+    if as_json:
+        _print_json(summary.model_dump(mode="json"))
+
+
+@app.command(name="eval")
+def evaluate(
+    server: Server,
+    model: Annotated[
+        str, typer.Option(help="A run folder, with @STEP for an earlier policy version; or a base model.")
+    ],
+    scenarios: Annotated[Path, typer.Option(help="A file of `mcp-rl scenarios`; its held-out ones are used.")],
+    samples: Annotated[int, typer.Option(min=1, help="Attempts a scenario at temperature 1.")] = 4,
+    seed: Seed = 0,
+    tools: Tools = None,
+    exclude_tools: Exclude = None,
+    allow_destructive: Destructive = False,
+    isolate: Isolate = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score a model, trained or not, on held-out scenarios."""
+    from mcp_rl.console import Display
+    from mcp_rl.evaluate_model import evaluate_model
+
+    target = _server(server, tools, exclude_tools, allow_destructive)
+    record = _run(
+        evaluate_model(
+            target, model, scenarios, samples=samples, seed=seed, isolate=isolate, display=Display(quiet=as_json)
+        )
+    )
+    if as_json:
+        _print_json(record.model_dump(mode="json"))
+        return
+    typer.echo(
+        f"reward {record.reward:.3f} ± {record.reward_ci:.3f}   greedy {record.greedy_reward:.3f}   "
+        f"solved {record.success:.0%}   {len(record.rollouts)} rollouts"
+    )
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")], as_json: AsJson = False) -> None:
+    """Write DIR/report.html again from what the run recorded."""
+    from mcp_rl.report import build_report
+
+    path = build_report(folder)
+    _print_json({"report": str(path)}) if as_json else typer.echo(f"Report: {path}")

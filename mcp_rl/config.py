@@ -1,0 +1,111 @@
+"""Options of `mcp-rl train` in one typed place, and what may change when a run is resumed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from art_core.errors import ConfigError, MissingExtraError, StorageError
+from mcp_rl.rollout import RolloutConfig
+
+RESUMABLE = {"steps", "output", "resume", "connect_timeout", "call_timeout"}
+"""Options that may differ between a run and its continuation: all others decide what the numbers mean."""
+
+
+class TrainConfig(BaseModel):
+    """What to train on which server, and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    server: str
+    model: str = "smollm2-135m"
+    output: Path = Path("runs/mcp-rl")
+    steps: int = Field(default=16, ge=0)
+    """GRPO steps."""
+    seed: int = 0
+    resume: bool = True
+    scenarios: Path | None = None
+    """A file written by `mcp-rl scenarios`; None: scenarios are made from the server's schemas."""
+    num_scenarios: int = Field(default=60, ge=2)
+    scenarios_per_step: int = Field(default=4, ge=1)
+    group_size: int = Field(default=8, ge=2)
+    """Attempts at one scenario, over which advantages are computed."""
+    learning_rate: float = Field(default=2e-4, gt=0)
+    lora_rank: int = Field(default=16, ge=1)
+    warmup_steps: int = Field(default=4, ge=0)
+    """Supervised optimizer steps, before GRPO, on calls derived from the train scenarios; 0: none."""
+    warmup_learning_rate: float = Field(default=3e-4, gt=0)
+    eval_samples: int = Field(default=4, ge=1)
+    """Attempts a held-out scenario at temperature 1, at each of the three evaluations."""
+    packed_sequence_length: int = Field(default=1024, ge=64)
+    """Token budget of a training row: more needs more memory."""
+    max_turns: int = Field(default=RolloutConfig.max_turns, ge=1)
+    max_tokens: int = Field(default=RolloutConfig.max_tokens, ge=1)
+    max_result_tokens: int = Field(default=RolloutConfig.max_result_tokens, ge=8)
+    temperature: float = Field(default=RolloutConfig.temperature, gt=0)
+    concurrency: int = Field(default=32, ge=1)
+    """Requests that the engine computes at once."""
+    tools: tuple[str, ...] | None = None
+    exclude_tools: tuple[str, ...] = ()
+    allow_destructive: bool = False
+    isolate: bool = False
+    connect_timeout: float = Field(default=30.0, gt=0)
+    call_timeout: float = Field(default=60.0, gt=0)
+
+    def rollout(self) -> RolloutConfig:
+        """The limits of a rollout."""
+        return RolloutConfig(self.max_turns, self.max_tokens, self.temperature, self.max_result_tokens)
+
+
+def require_local() -> None:
+    """Raise MissingExtraError unless the libraries that train on this machine are installed. Imports none of them."""
+    for module in ("torch", "transformers", "peft", "safetensors", "fastapi", "uvicorn"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError(f"Training on this machine ({module})", "local")
+
+
+def require_mcp() -> None:
+    """Raise MissingExtraError unless the MCP client is installed."""
+    for module in ("fastmcp", "jsonschema"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError(f"Talking to an MCP server ({module})", "mcp")
+
+
+def prepare_output(config: TrainConfig, recorded: dict[str, Any] | None) -> None:
+    """Make the run folder, or make sure that it holds a run of the same options.
+
+    Raises:
+        StorageError: the folder cannot be written.
+        ConfigError: it holds a run of other options.
+    """
+    try:
+        config.output.mkdir(parents=True, exist_ok=True)
+        probe = config.output / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StorageError(f"{config.output} cannot be written ({error.strerror}): give another --output.") from None
+    if recorded is None:
+        return
+    for option, value in config.model_dump(mode="json", exclude=RESUMABLE).items():
+        if option in recorded and recorded[option] != value:
+            raise ConfigError(
+                f"{config.output} holds a run with {option}={recorded[option]!r}, not {value!r}: "
+                "give another --output, or --no-resume to set that run aside and start anew."
+            )
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename an earlier run's folder to the first free `NAME.old-K`; None when there is none. Nothing is deleted."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return None
+    number = 1
+    while (target := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    try:
+        return folder.rename(target)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be renamed ({error.strerror}): give another --output.") from None

@@ -1,0 +1,69 @@
+"""What a scenario is, and what generation needs from a server.
+
+A scenario carries its own proof: the calls that solve it, the answers the server really gave, and the strings that only
+those answers reveal. So it can be scored without a judge, and replayed as a worked example for the warm-up. Its id is a
+hash of its content, hence stable across runs and machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mcp_rl.tools import Tool, ToolResult
+
+Kind = Literal["single", "chain2", "chain3"]
+"""How many calls a scenario needs, one after the other."""
+Split = Literal["train", "held_out"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Caller(Protocol):
+    """A connected server. `call` answers a failed tool with `is_error`, and raises `ServerError` when the server is lost."""
+
+    @property
+    def tools(self) -> Sequence[Tool]: ...
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult: ...
+
+
+class ExpectedCall(BaseModel):
+    """One call that solves a part of the task, with exactly these arguments."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tool: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Scenario(BaseModel):
+    """A task with its solution, verified against the real server.
+
+    `results` are the server's answers to `calls`, in order; `facts` are the strings that the final answer must contain
+    (empty when the answers change from call to call); `answer` is a model answer that contains them.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(min_length=1)
+    task: str = Field(min_length=1)
+    kind: Kind
+    calls: list[ExpectedCall] = Field(min_length=1)
+    results: list[str]
+    facts: list[str]
+    answer: str
+    split: Split
+
+
+def argument_key(arguments: dict[str, Any]) -> str:
+    """Arguments as text, equal for equal arguments whatever the order of their keys."""
+    return json.dumps(arguments, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def scenario_id(task: str, calls: Sequence[ExpectedCall]) -> str:
+    """The first 12 hex digits of a hash over the task and its calls."""
+    parts = [task, *(f"{call.tool} {argument_key(call.arguments)}" for call in calls)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

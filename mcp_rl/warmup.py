@@ -1,0 +1,50 @@
+"""Demonstrations for the supervised warm-up, derived from the train scenarios alone: no label, no bigger model.
+
+A small base model hardly calls a tool unaided, and GRPO cannot learn from groups in which nobody did. Each scenario knows
+the calls that solve it and what the server answered, so it can be shown solved. The warm-up is kept short on purpose: it
+gives every tool some probability; how to use them well is left to GRPO.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+from art_core.types import Message, Trajectory
+from mcp_rl.rollout import SYSTEM_PROMPT
+from mcp_rl.scenarios import Scenario
+from mcp_rl.tools import Tool
+
+
+def demonstration(scenario: Scenario, tools: Sequence[Tool]) -> Trajectory:
+    """`scenario` solved: its calls one by one, the server's results, and the answer."""
+    messages: list[Message] = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": scenario.task},
+    ]
+    for number, (call, result) in enumerate(zip(scenario.calls, scenario.results, strict=True)):
+        identifier = f"call_{number}"
+        function = {"name": call.tool, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+        messages += [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": identifier, "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": identifier, "content": result},
+        ]
+    messages.append({"role": "assistant", "content": scenario.answer})
+    return Trajectory(messages_and_choices=messages, tools=[tool.openai() for tool in tools])
+
+
+def demonstrations(scenarios: Sequence[Scenario], tools: Sequence[Tool], seed: int) -> list[Trajectory]:
+    """All `scenarios` solved, in a seeded order in which the tools take turns, so that any prefix covers them all."""
+    by_tools: dict[tuple[str, ...], list[Scenario]] = {}
+    for scenario in random.Random(seed).sample(list(scenarios), len(scenarios)):
+        by_tools.setdefault(tuple(call.tool for call in scenario.calls), []).append(scenario)
+    order: list[Scenario] = []
+    queues = [by_tools[key] for key in sorted(by_tools)]
+    while any(queues):
+        order += [queue.pop() for queue in queues if queue]
+    return [demonstration(scenario, tools) for scenario in order]
