@@ -1,0 +1,67 @@
+"""The client side: trajectories, capture, gathering, models. No torch and no framework.
+
+Names are imported when they are first used (PEP 562), so that `import art_core` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from art_core.auto import (
+        auto_trajectory,
+        capture_auto_trajectory,
+        capture_yielded_trajectory,
+        yield_trajectory,
+    )
+    from art_core.backend import Backend, TrainResult
+    from art_core.errors import ARTError
+    from art_core.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
+    from art_core.models import Model, TrainableModel
+    from art_core.storage import RunStore
+    from art_core.types import History, Message, Tools, Trajectory, TrajectoryGroup
+
+_HOMES = {
+    "auto": ["auto_trajectory", "capture_auto_trajectory", "capture_yielded_trajectory", "yield_trajectory"],
+    "backend": ["Backend", "TrainResult"],
+    "errors": ["ARTError"],
+    "gather": ["gather_trajectories", "gather_trajectory_groups", "trajectory_group_batches"],
+    "models": ["Model", "TrainableModel"],
+    "storage": ["RunStore"],
+    "types": ["History", "Message", "Tools", "Trajectory", "TrajectoryGroup"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ARTError",
+    "Backend",
+    "History",
+    "Message",
+    "Model",
+    "RunStore",
+    "Tools",
+    "TrainResult",
+    "TrainableModel",
+    "Trajectory",
+    "TrajectoryGroup",
+    "auto_trajectory",
+    "capture_auto_trajectory",
+    "capture_yielded_trajectory",
+    "gather_trajectories",
+    "gather_trajectory_groups",
+    "trajectory_group_batches",
+    "yield_trajectory",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'art_core' has no attribute {name!r}")
+    value = getattr(import_module(f"art_core.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -130,7 +130,9 @@ def train(
     output: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/mcp-rl"),
     scenarios: Annotated[Path | None, typer.Option(help="A file of `mcp-rl scenarios`; default: make them.")] = None,
     num_scenarios: Annotated[int, typer.Option(min=2, help="How many to make.")] = 60,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --output, or set it aside and start anew.")] = True,
+    resume: Annotated[
+        bool, typer.Option(help="Go on with the run in --output, or set it aside and start anew.")
+    ] = True,
     seed: Seed = 0,
     scenarios_per_step: Annotated[int, typer.Option(min=1, help="Scenarios a step.")] = 4,
     group_size: Annotated[int, typer.Option(min=2, help="Attempts at each scenario of a step.")] = 8,
@@ -198,7 +200,9 @@ def evaluate(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")], as_json: AsJson = False) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")], as_json: AsJson = False
+) -> None:
     """Write DIR/report.html again from what the run recorded."""
     from mcp_rl.report import build_report
 

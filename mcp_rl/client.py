@@ -7,7 +7,6 @@ flight, since nobody knows whether the server ran them, and the next call connec
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -67,14 +66,14 @@ class MCPServer:
         """Names of tools that are not used, and why."""
         self.calls: Counter[str] = Counter()
         """Calls a tool, of all sessions."""
-        self._unstructured: set[str] = set()
         self.errors: Counter[str] = Counter()
         """Calls a tool that gave an error or no answer, of all sessions."""
+        self._unstructured: set[str] = set()
 
     async def __aenter__(self) -> Self:
         """Connect, list and filter the tools. Raises ServerError, or ConfigError for a filter that fits no tool."""
-        connection = await self._shared.connection()
         try:
+            connection = await self._shared.connection()
             name, self.version = connection.server_info()
             self.name = name or self._target.label
             self._choose([_tool(listed.model_dump(by_alias=True)) for listed in connection.listing])
@@ -129,6 +128,7 @@ class MCPServer:
     def _choose(self, offered: list[Tool]) -> None:
         if not offered:
             raise ServerError(f"Cannot use MCP server {self._target.label}: the server offers no tools.")
+        self.tools, self.left_out = [], {}
         names = [tool.name for tool in offered]
         for wanted in [*(self._only or ()), *self._exclude]:
             if wanted not in names:

@@ -1,9 +1,9 @@
 """One live connection to an MCP server, opened and closed by a task of its own.
 
 The MCP SDK keeps its state in cancel scopes, which must be left by the task that entered them. So a connection has one
-owner task that does nothing but open, wait and close; any task may call through it, be cancelled while it waits, and ask
-for it to be closed. The SDK does not notice every lost server (over HTTP a call then hangs for ever), so each call has a
-deadline, and while a call waits the server's port is looked at.
+owner task that does nothing but open, wait and close; any task may call through it, be cancelled while it waits, and
+ask for it to be closed. The SDK does not notice every lost server (over HTTP a call then hangs for ever), so each call
+has a deadline, and while a call waits the server's port is looked at.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from art_core.errors import ServerError
 from mcp_rl.diagnosis import diagnose, port_open, root_cause
 from mcp_rl.noise import Noise
 from mcp_rl.results import error_result, render_result
-from mcp_rl.target import Target, Transport
+from mcp_rl.target import Target
 from mcp_rl.tools import ToolResult
 
 logger = logging.getLogger("mcp_rl")
@@ -61,7 +61,7 @@ class Connection:
 
     @classmethod
     async def open(cls, target: Target, connect_timeout: float) -> Connection:
-        """Connect and list the tools. Raises ServerError within `connect_timeout` seconds."""
+        """Connect and list the tools. Raises ServerError after `connect_timeout` seconds, and ending the process."""
         self = cls(target, connect_timeout)
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(ready), name=f"MCP connection {target.label}")
@@ -98,6 +98,7 @@ class Connection:
 
     async def call(self, name: str, arguments: dict[str, Any], timeout: float) -> ToolResult:
         """Call a tool. A refusal by the server is a result; LostError after `timeout` seconds or when it is gone."""
+        from anyio import ClosedResourceError
         from fastmcp.exceptions import McpError
 
         self._in_flight += 1
@@ -115,7 +116,9 @@ class Connection:
             return error_result(error.error.message)
         except LostError:
             raise
-        except Exception as error:  # noqa: BLE001  what the SDK raises on a dead connection differs by version
+        except ClosedResourceError as error:
+            raise self._losing("had closed the connection", unsent=True) from error
+        except Exception as error:  # what the SDK raises on a dead connection differs by version
             raise self._losing(f"was lost ({root_cause(error)})") from error
         finally:
             self._in_flight -= 1
@@ -166,10 +169,12 @@ class Connection:
 
         client = Client(self.target.open(log), log_handler=_ignore)
         try:
-            async with asyncio.timeout(0.8 * self._connect_timeout):  # the rest is for the diagnosis
+            async with asyncio.timeout(0.8 * self._connect_timeout) as deadline:  # the rest is for the diagnosis
+                self._noise.on_wrong_content = lambda: _hurry(deadline)
                 await client.__aenter__()
                 self.listing = await _list_tools(client)
-            if self.target.transport in (Transport.HTTP, Transport.SSE):
+                self._noise.on_wrong_content = None
+            if self.target.url:
                 self._probed = await port_open(self.target.url) is True  # behind a proxy it may not be
             self.client = client
         except BaseException:
@@ -210,6 +215,11 @@ async def _list_tools(client: Any) -> list[Any]:
     if isinstance(schemas, dict):
         schemas.update(dict.fromkeys(tool.name for tool in tools))
     return tools
+
+
+def _hurry(deadline: asyncio.Timeout) -> None:
+    if not deadline.expired():
+        deadline.reschedule(asyncio.get_running_loop().time() + 1)
 
 
 async def _ignore(message: Any) -> None:

@@ -61,15 +61,15 @@ def _verdict(status: int, content_type: str) -> str | None:
 
 def root_cause(error: BaseException) -> str:
     """The first line of the innermost message of `error`."""
-    while True:
+    seen: list[BaseException] = []
+    while error not in seen:  # the contexts of exceptions may form a circle
+        seen.append(error)
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        elif (below := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
-            error = below
         else:
-            break
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__) or error
+    text = next((str(error) for error in reversed(seen) if str(error).strip()), type(seen[-1]).__name__)
+    return text.strip().splitlines()[0]
 
 
 async def port_open(url: str, timeout: float = 1.0) -> bool | None:

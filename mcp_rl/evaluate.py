@@ -7,6 +7,7 @@ is one attempt at temperature 0.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import statistics
 import time
@@ -22,13 +23,7 @@ from mcp_rl.scenarios import Scenario
 
 def rollout_seed(seed: int, step: int, scenario: Scenario, attempt: int) -> int:
     """A seed for one attempt that depends on nothing else, so that a resumed run samples the same."""
-    return hash_int(f"{seed}/{step}/{scenario.id}/{attempt}")
-
-
-def hash_int(text: str) -> int:
-    """A stable non-negative 31-bit integer (`hash` changes from process to process)."""
-    import hashlib
-
+    text = f"{seed}/{step}/{scenario.id}/{attempt}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") % 2**31
 
 
@@ -87,7 +82,9 @@ def _record(scenario: Scenario, trajectory: Trajectory, temperature: float, samp
         sample=sample,
         reward=trajectory.reward or 0.0,
         solved=bool(metrics["solved"]),
-        parts={key.removeprefix("reward/"): float(value) for key, value in metrics.items() if key.startswith("reward/")},
+        parts={
+            key.removeprefix("reward/"): float(value) for key, value in metrics.items() if key.startswith("reward/")
+        },
         messages=trajectory.messages(),
         end_reason=trajectory.metadata["end_reason"],
         completion_tokens=int(metrics["completion_tokens"]),

@@ -30,7 +30,9 @@ def parse_model(text: str) -> tuple[str, Path | None, int]:
     checkpoints = Checkpoints(folder.model_folder / "checkpoints")
     steps = checkpoints.steps()
     if not steps or (step and (not step.isdigit() or int(step) not in steps)):
-        raise ConfigError(f"{name} has no policy version {step or '(none at all)'}: it has {', '.join(map(str, steps)) or 'none'}.")
+        raise ConfigError(
+            f"{name} has no policy version {step or '(none at all)'}: it has {', '.join(map(str, steps)) or 'none'}."
+        )
     version = int(step) if step else steps[-1]
     return str(config["model"]), checkpoints.path(version), version
 
@@ -66,7 +68,11 @@ async def evaluate_model(
                 name=name, project="mcp-rl", inference_base_url=engine.base_url, inference_api_key=engine.api_key
             ).openai_client()
             agent = Agent(
-                client, name, server.tools, lambda text: tokenizer.encode(text, add_special_tokens=False), tokenizer.decode
+                client,
+                name,
+                server.tools,
+                lambda text: tokenizer.encode(text, add_special_tokens=False),
+                tokenizer.decode,
             )
             return await evaluate(
                 agent,

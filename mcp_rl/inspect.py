@@ -47,7 +47,9 @@ def _effect(tool: dict[str, Any]) -> str:
 def show(found: dict[str, Any]) -> None:
     """Print the tools as a table."""
     console = Console(highlight=False)
-    console.print(f"{found['name']} {found['version']} over {found['transport']}: {len(found['tools'])} tools", markup=False)
+    console.print(
+        f"{found['name']} {found['version']} over {found['transport']}: {len(found['tools'])} tools", markup=False
+    )
     table = Table("Tool", "Arguments", "Effect", "Description", box=None, pad_edge=False)
     for tool in found["tools"]:
         first_line = (tool["description"].strip().splitlines() or [""])[0]

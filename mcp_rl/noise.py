@@ -9,6 +9,7 @@ logs: the filter acts only inside the task that owns a connection, and the tasks
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextvars import ContextVar
 
 logger = logging.getLogger("mcp_rl")
@@ -27,6 +28,8 @@ class Noise:
         self.label = label
         self.last = ""
         """The newest warning or error, '' when there was none."""
+        self.on_wrong_content: Callable[[], None] | None = None
+        """Called when the server answered with something like a web page, for which the SDK would wait on."""
         self._warned = False
 
     def listen(self) -> None:
@@ -42,6 +45,8 @@ class Noise:
             self._stray(record.exc_info[1])
         elif record.levelno >= logging.WARNING:
             self.last = message
+            if message.startswith("Unexpected content type") and self.on_wrong_content is not None:
+                self.on_wrong_content()
         logger.debug("%s: %s", self.label, message)
 
     def _stray(self, error: BaseException | None) -> None:

@@ -118,5 +118,5 @@ def _whole(head: str, text: str) -> str:
     A decoder that does not return the exact text (it drops a leading blank, say) is trusted but for a torn last
     character.
     """
-    common = os.path.commonprefix([head, text])
+    common = os.path.commonprefix([head, text])  # noqa: RUF071  of strings, not of paths
     return common if 2 * len(common) > len(head) else head.rstrip("\ufffd")

@@ -9,10 +9,11 @@ server, an engine that fails) raises, and is never scored.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from art_core.auto import auto_trajectory, capture_auto_trajectory
 from art_core.errors import EngineError
@@ -46,6 +47,11 @@ class Caller(Protocol):
     """What a rollout needs of an MCP session."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult: ...
+
+
+def opening(scenario: Scenario) -> list[Message]:
+    """The messages that every attempt at `scenario` begins with."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": scenario.task}]
 
 
 @dataclass(frozen=True)
@@ -83,11 +89,8 @@ class Agent:
         return trajectory.finish()
 
     async def _attempt(self, session: Caller, scenario: Scenario, seed: int, greedy: bool) -> None:
-        messages: list[Message] = [
-            {"role": "system", "content": SYSTEM_PROMPT},
-            {"role": "user", "content": scenario.task},
-        ]
-        trajectory = auto_trajectory()
+        messages = opening(scenario)
+        trajectory = auto_trajectory(required=True)
         trajectory.metadata |= {"scenario_id": scenario.id, "kind": scenario.kind, "seed": seed, "tool_results": []}
         end, turn, tokens = EndReason.MAX_TURNS, 0, 0
         for turn in range(1, self.config.max_turns + 1):
@@ -117,11 +120,12 @@ class Agent:
         """The model's next turn, or None when the conversation does not fit its context."""
         from openai import APIError, BadRequestError
 
+        tools: list[Any] = [tool.openai() for tool in self.tools]
         try:
             return await self.client.chat.completions.create(
                 model=self.model_name,
-                messages=messages,
-                tools=[tool.openai() for tool in self.tools],
+                messages=cast("list[Any]", messages),
+                tools=tools,
                 max_tokens=self.config.max_tokens,
                 temperature=0.0 if greedy else self.config.temperature,
                 seed=seed,
@@ -142,5 +146,8 @@ class Agent:
         if parsed.arguments is None:
             return ToolResult(f"Error: {parsed.error}", is_error=True)
         result = await session.call(name, parsed.arguments)
-        shown = cut(result.text, self.config.max_result_tokens, self.encode, self.decode)
-        return ToolResult(shown, result.is_error, result.structured, result.size)
+        return dataclasses.replace(result, text=self.shown(result.text))
+
+    def shown(self, result: str) -> str:
+        """A tool result as the model sees it: cut to the limit."""
+        return cut(result, self.config.max_result_tokens, self.encode, self.decode)

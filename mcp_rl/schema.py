@@ -16,10 +16,10 @@ from urllib.parse import unquote
 
 logger = logging.getLogger("mcp_rl")
 
-_ONE = (
-    "items additionalItems additionalProperties unevaluatedItems unevaluatedProperties contains propertyNames "
-    "not if then else contentSchema"
-).split()
+_ONE = [
+    *("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties"),
+    *("contains", "propertyNames", "not", "if", "then", "else", "contentSchema"),
+]
 _LISTS = ["allOf", "anyOf", "oneOf", "prefixItems", "items"]
 _MAPS = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"]
 _REFS = ["$ref", "$dynamicRef", "$recursiveRef"]

@@ -1,8 +1,8 @@
 """Which MCP server a `--server` text means, and how to reach it.
 
-A target is parsed before anything is started, so a wrong text fails at once with one sentence. Like other MCP clients we
-give a server that we start only a few harmless environment variables (the SDK's list, proxies, certificates): what else
-it needs stands under `env` in its `mcp.json` entry, where `${NAME}` is taken from our environment.
+A target is parsed before anything is started, so a wrong text fails at once with one sentence. Like other MCP clients
+we give a server that we start only a few harmless environment variables (the SDK's list, proxies, certificates): what
+else it needs stands under `env` in its `mcp.json` entry, where `${NAME}` is taken from our environment.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def parse_target(spec: Any, config: Path | None = None) -> Target:
     spec = spec.strip()
     if config is not None:
         return _entry(config, spec)
-    if "://" in spec.split(maxsplit=1)[0] if spec else False:
+    if re.match(r"[\w+.-]+://\S+$", spec):
         return _url(spec, {})
     path, _, name = spec.partition("#")
     if path.endswith(".json"):

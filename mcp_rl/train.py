@@ -10,6 +10,7 @@ command continues a run that was stopped anywhere, and a finished run just print
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import resource
 import statistics
@@ -18,10 +19,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from art_core.backend import TrainResult
 from art_core.errors import ConfigError
 from art_core.gather import gather_trajectory_groups
 from art_core.types import Trajectory, TrajectoryGroup
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from art_core.models import TrainableModel
     from mcp_rl.client import MCPServer
 
+WARMUP_BATCH = 8
+"""Demonstrations a supervised step."""
 MAX_EXCEPTIONS = 0.25
 """Share of a step's rollouts that may fail (a lost server, a dead engine) before the run stops."""
 
@@ -119,9 +120,7 @@ async def _open(config: TrainConfig, folder: RunFolder, display: Display) -> Asy
             seed=config.seed,
         )
         async with backend:
-            model = TrainableModel(
-                name="agent", project="mcp-rl", base_model=config.model, base_path=str(config.output)
-            )
+            model = TrainableModel(name="agent", project="mcp-rl", base_model=config.model, base_path=config.output)
             display.line(f"Loading {config.model} ...", style="dim")
             await model.register(backend)
             tokenizer = await asyncio.to_thread(load_tokenizer, path)
@@ -136,9 +135,7 @@ async def _open(config: TrainConfig, folder: RunFolder, display: Display) -> Asy
             yield Run(config, folder, server, scenarios, backend, model, agent, display)
 
 
-async def _scenarios(
-    config: TrainConfig, folder: RunFolder, server: MCPServer, display: Display
-) -> list[Scenario]:
+async def _scenarios(config: TrainConfig, folder: RunFolder, server: MCPServer, display: Display) -> list[Scenario]:
     """Those of the run if it has some, else those of the given file, else new ones."""
     source = folder.scenarios if folder.scenarios.exists() else config.scenarios
     if source is not None:
@@ -154,7 +151,9 @@ async def _scenarios(
         )
     unknown = {call.tool for s in scenarios for call in s.calls} - {tool.name for tool in server.tools}
     if unknown:
-        raise ConfigError(f"The scenarios call {sorted(unknown)[0]!r}, which {server.name} does not offer: make new ones.")
+        raise ConfigError(
+            f"The scenarios call {sorted(unknown)[0]!r}, which {server.name} does not offer: make new ones."
+        )
     save(folder.scenarios, scenarios)
     display.line(
         f"{server.name}: {len(server.tools)} tools over {server.transport} · {len(scenarios)} scenarios, "
@@ -191,16 +190,13 @@ async def _warm_up(run: Run) -> None:
     if not config.warmup_steps or await run.backend.step(run.model) > 0:
         return
     started = time.monotonic()
-    shown = demonstrations(run.split("train"), run.server.tools, config.seed)
-    batch_size = max(1, min(8, len(shown)))
-    per_epoch = -(-len(shown) // batch_size)
+    shown = demonstrations(run.split("train"), run.agent, config.seed)
     run.display.line(f"Warm-up: {config.warmup_steps} supervised steps ...", style="dim")
-    repeated = [shown[i % len(shown)] for i in range(config.warmup_steps * batch_size)] if per_epoch else shown
     result = await run.backend.train_sft(
         run.model,
-        repeated,
+        list(itertools.islice(itertools.cycle(shown), config.warmup_steps * WARMUP_BATCH)),
         learning_rate=config.warmup_learning_rate,
-        batch_size=batch_size,
+        batch_size=WARMUP_BATCH,
         packed_sequence_length=config.packed_sequence_length,
     )
     run.display.line(
@@ -244,17 +240,24 @@ async def _step(run: Run, index: int) -> StepRecord:
         "time/step_rollout_s": rolled_out,
         "grpo/step": float(index + 1),
     }
-    result = await run.backend.train(
+    await run.backend.train(
         run.model,
         groups,
         extra_metrics=extra,
         learning_rate=config.learning_rate,
         packed_sequence_length=config.packed_sequence_length,
     )
-    record = _step_record(index, result, time.monotonic() - started)
-    run.folder.write_steps(run.model)
     _prune(run)
-    return record
+    return _record_progress(run)[-1]
+
+
+def _record_progress(run: Run) -> list[StepRecord]:
+    """Bring the run folder up to date with the model's history, which a kill never leaves behind the checkpoint."""
+    steps = [StepRecord.from_history(entry) for entry in run.model.store.history()]
+    run.folder.write_steps(steps)
+    run.folder.write_tools(run.server)
+    run.folder.add_seconds(time.monotonic() - run.started)
+    return steps
 
 
 def _choose(scenarios: Sequence[Scenario], count: int, index: int, seed: int) -> list[Scenario]:
@@ -316,8 +319,8 @@ async def _finish(run: Run, evaluations: dict[Stage, EvalRecord]) -> Summary:
 
     config, last = run.config, run.first_step + run.config.steps
     base, before, after = (evaluations[stage] for stage in (Stage.BASE, Stage.BEFORE, Stage.AFTER))
-    run.folder.write_tools(run.server)
-    seconds = run.folder.add_seconds(time.monotonic() - run.started)
+    _record_progress(run)
+    seconds = run.folder.read_seconds()
     summary = Summary(
         **{
             f"{measure}_{name}": getattr(record, attribute)

@@ -12,17 +12,13 @@ import random
 from collections.abc import Sequence
 
 from art_core.types import Message, Trajectory
-from mcp_rl.rollout import SYSTEM_PROMPT
+from mcp_rl.rollout import Agent, opening
 from mcp_rl.scenarios import Scenario
-from mcp_rl.tools import Tool
 
 
-def demonstration(scenario: Scenario, tools: Sequence[Tool]) -> Trajectory:
-    """`scenario` solved: its calls one by one, the server's results, and the answer."""
-    messages: list[Message] = [
-        {"role": "system", "content": SYSTEM_PROMPT},
-        {"role": "user", "content": scenario.task},
-    ]
+def demonstration(scenario: Scenario, agent: Agent) -> Trajectory:
+    """`scenario` solved: its calls one by one, the server's results as the agent would be shown them, and the answer."""
+    messages: list[Message] = opening(scenario)
     for number, (call, result) in enumerate(zip(scenario.calls, scenario.results, strict=True)):
         identifier = f"call_{number}"
         function = {"name": call.tool, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
@@ -32,13 +28,13 @@ def demonstration(scenario: Scenario, tools: Sequence[Tool]) -> Trajectory:
                 "content": None,
                 "tool_calls": [{"id": identifier, "type": "function", "function": function}],
             },
-            {"role": "tool", "tool_call_id": identifier, "content": result},
+            {"role": "tool", "tool_call_id": identifier, "content": agent.shown(result)},
         ]
     messages.append({"role": "assistant", "content": scenario.answer})
-    return Trajectory(messages_and_choices=messages, tools=[tool.openai() for tool in tools])
+    return Trajectory(messages_and_choices=messages, tools=[tool.openai() for tool in agent.tools])
 
 
-def demonstrations(scenarios: Sequence[Scenario], tools: Sequence[Tool], seed: int) -> list[Trajectory]:
+def demonstrations(scenarios: Sequence[Scenario], agent: Agent, seed: int) -> list[Trajectory]:
     """All `scenarios` solved, in a seeded order in which the tools take turns, so that any prefix covers them all."""
     by_tools: dict[tuple[str, ...], list[Scenario]] = {}
     for scenario in random.Random(seed).sample(list(scenarios), len(scenarios)):
@@ -47,4 +43,4 @@ def demonstrations(scenarios: Sequence[Scenario], tools: Sequence[Tool], seed: i
     queues = [by_tools[key] for key in sorted(by_tools)]
     while any(queues):
         order += [queue.pop() for queue in queues if queue]
-    return [demonstration(scenario, tools) for scenario in order]
+    return [demonstration(scenario, agent) for scenario in order]

@@ -1,9 +1,9 @@
 """From a chat completion on the wire to the OpenAI `Choice` that goes on a trajectory.
 
-Two things happen here. `annotate` writes what training needs onto each choice, also into the reply that the agent gets:
-a script that appends `completion.choices[0]` to a trajectory by hand then trains on exact tokens too. `to_choice` brings
-streamed and non-streamed replies, and lenient servers, to one canonical and always valid form, because a trajectory that
-was stored must load again.
+Two things happen here. `annotate` writes what training needs onto each choice, also into the reply that the agent
+gets: a script that appends `completion.choices[0]` to a trajectory by hand then trains on exact tokens too. `to_choice`
+brings streamed and non-streamed replies, and lenient servers, to one canonical and valid form, because a trajectory
+that was stored must load again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From the server-sent events of a streamed reply back to the completion that an unstreamed reply would have been.
 
-Pure and incremental: bytes in, at any time a completion out. The hard part is tool calls. Servers number them by `index`,
-but some send parallel calls under one index with different ids, and fragments of several calls may interleave with only
-the first of each carrying its id. So a fragment belongs to the call that is open at its index, unless it brings both
-another id and a function name: then it opens a new call.
+Pure and incremental: bytes in, at any time a completion out. The hard part is tool calls. Servers number them by
+`index`, but some send parallel calls under one index with different ids, and fragments of several calls may interleave
+with only the first of each carrying its id. So a fragment belongs to the call that is open at its index, unless it
+brings both another id and a function name: then it opens a new call.
 """
 
 from __future__ import annotations
@@ -48,16 +48,24 @@ def event_data(event: bytes) -> str:
 
 
 def merge(old: Any, new: Any) -> Any:
-    """A later piece of a field joined to the earlier ones: text and lists grow, objects merge, the rest is replaced."""
+    """`new`, a later piece of a field, joined to `old`, which may be changed: text and lists grow, objects merge."""
     if old is None or new is None:
         return old if new is None else new
     if isinstance(old, str) and isinstance(new, str):
         return old + new
     if isinstance(old, list) and isinstance(new, list):
-        return old + new
+        old.extend(new)  # in place: a reply of n tokens brings n lists of one
+        return old
     if isinstance(old, dict) and isinstance(new, dict):
         return old | {name: merge(old.get(name), value) for name, value in new.items()}
     return new
+
+
+def _snapshot(value: Any) -> Any:
+    """A copy that later pieces do not reach into."""
+    if isinstance(value, dict):
+        return {name: _snapshot(below) for name, below in value.items()}
+    return list(value) if isinstance(value, list) else value
 
 
 @dataclass
@@ -99,7 +107,7 @@ class _Calls:
         call.add(fragment)
 
     def values(self) -> list[JSON]:
-        return [call.value for call in sorted(self._all, key=lambda call: call.index)]
+        return [_snapshot(call.value) for call in sorted(self._all, key=lambda call: call.index)]
 
 
 @dataclass
@@ -116,16 +124,16 @@ class _ChoiceParts:
             elif name == "role":
                 self.message["role"] = value
             else:
-                self.message[name] = _grown(self.message.get(name), value)
+                self.message[name] = merge(self.message.get(name), value)
         for name, value in raw.items():
             if name in ("logprobs", "token_ids"):
-                self.fields[name] = _grown(self.fields.get(name), value)
+                self.fields[name] = merge(self.fields.get(name), value)
             elif name not in ("delta", "index") and value is not None:
                 self.fields.setdefault(name, value)
 
     def value(self, index: int) -> JSON:
-        message = self.message | ({"tool_calls": calls} if (calls := self.calls.values()) else {})
-        return {"index": index, "message": message, "finish_reason": None, **self.fields}
+        message = _snapshot(self.message) | ({"tool_calls": calls} if (calls := self.calls.values()) else {})
+        return {"index": index, "message": message, "finish_reason": None, **_snapshot(self.fields)}
 
 
 class CompletionAssembler:

@@ -92,7 +92,9 @@ class LocalBackend:
         seed: int = 0,
     ) -> None:
         if engine not in ("auto", "transformers") or trainer not in ("auto", "peft"):
-            raise ConfigError(f"engine={engine!r}, trainer={trainer!r}: give engine 'auto' or 'transformers', trainer 'auto' or 'peft'.")
+            raise ConfigError(
+                f"engine={engine!r}, trainer={trainer!r}: give engine 'auto' or 'transformers', trainer 'auto' or 'peft'."
+            )
         self.path = Path(path) if path is not None else None
         self.adapter = adapter or AdapterConfig()
         self.seed = seed
@@ -162,12 +164,16 @@ class LocalBackend:
         tokenizer = load_tokenizer(resolve(run.base_model))
         examples = [_sft_sequences(tokenizer, trajectory) for trajectory in trajectories]
         if not any(examples):
-            raise TrainingError("train_sft got no assistant turn to learn from: give trajectories with assistant messages.")
+            raise TrainingError(
+                "train_sft got no assistant turn to learn from: give trajectories with assistant messages."
+            )
         async with run.busy:
             started = time.perf_counter()
-            history: list[dict[str, float]] = []
-            for batch in _batches(examples, config, random.Random(f"{self.seed}/{run.step}")):
-                history.append(await asyncio.to_thread(run.trainer.sft_step, batch, config))
+            order = random.Random(f"{self.seed}/{run.step}")
+            history = [
+                await asyncio.to_thread(run.trainer.sft_step, batch, config)
+                for batch in _batches(examples, config, order)
+            ]
             metrics = {**(extra_metrics or {}), **history[-1], "loss/train_first": history[0]["loss/train"]}
             metrics["sft/optimizer_steps"] = len(history)
             metrics["time/step_trainer_s"] = time.perf_counter() - started
@@ -201,7 +207,9 @@ class LocalBackend:
         try:
             self._locks.enter_context(FileLock(folder / ".lock", timeout=0))
         except Timeout:
-            raise ConfigError(f"{folder} is being trained by another process: stop that one or use another name.") from None
+            raise ConfigError(
+                f"{folder} is being trained by another process: stop that one or use another name."
+            ) from None
 
     async def _open(self, model: TrainableModel, folder: Path) -> _Run:
         from art_backend.peft_trainer import PeftTrainer
@@ -236,7 +244,9 @@ class LocalBackend:
         while len(run.published) > SERVED_STEPS:
             await run.engine.retire(run.published.pop(0))
 
-    async def _complete(self, model: TrainableModel, run: _Run, metrics: dict[str, float], *, reason: str | None) -> TrainResult:
+    async def _complete(
+        self, model: TrainableModel, run: _Run, metrics: dict[str, float], *, reason: str | None
+    ) -> TrainResult:
         step, trained = run.step + 1, reason is None
         record = {"step": step, "trained": int(trained), **({"reason": reason} if reason else {}), **metrics}
 
@@ -249,7 +259,9 @@ class LocalBackend:
         run.step = step
         await self._publish(model, run)
         RunStore(run.folder).append_history(record)
-        return TrainResult(step, {**metrics, "time/step_publish_s": time.perf_counter() - started}, path, trained, reason)
+        return TrainResult(
+            step, {**metrics, "time/step_publish_s": time.perf_counter() - started}, path, trained, reason
+        )
 
 
 def _sft_sequences(tokenizer: Any, trajectory: Trajectory) -> list[TrainSequence]:
@@ -260,7 +272,9 @@ def _sft_sequences(tokenizer: Any, trajectory: Trajectory) -> list[TrainSequence
     ]
 
 
-def _batches(examples: list[list[TrainSequence]], config: SFTConfig, rng: random.Random) -> Iterable[list[TrainSequence]]:
+def _batches(
+    examples: list[list[TrainSequence]], config: SFTConfig, rng: random.Random
+) -> Iterable[list[TrainSequence]]:
     """Shuffled batches of `config.batch_size` trajectories, flattened to sequences, for every epoch."""
     examples = [example for example in examples if example]
     for _ in range(config.epochs):

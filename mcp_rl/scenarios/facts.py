@@ -1,8 +1,8 @@
 """Reading tool results: leaves with a name, what may be asked about them, and whether an answer tells them.
 
-Servers answer with structured content, JSON in text, a printed Python value or plain lines. All become one tree of dicts
-and lists, so that the rest of generation knows a single form. A table given as `columns` plus `rows` becomes a list of
-records. `contains` is the one text match of the project: generation uses it to refuse facts that the task gives away,
+Servers answer with structured content, JSON in text, a printed Python value or plain lines. All become one tree of
+dicts and lists, so that the rest of generation knows a single form. A table given as `columns` plus `rows` becomes a
+list of records. `contains` is the one text match of the project: generation uses it to refuse facts that the task gives away,
 the reward to find facts in an answer.
 """
 
@@ -26,6 +26,7 @@ MAX_FACT = 30
 MAX_LISTED = 4
 ORDINALS = ("first", "second", "third")
 BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)]|\[[A-Z]+\])\s+")
+NOTHING = re.compile(r"^\W*(?:no|none|nothing|empty)\b.{0,40}$", re.IGNORECASE)
 PAIR = re.compile(r"^\s*([A-Za-z][\w \-]{0,30}):\s+(\S.*)$")
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:[0-9]{1,3}(?:[,\u00a0\u202f'][0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?!\w)(?!\.[0-9])")
 
@@ -73,9 +74,8 @@ def _parse(text: str) -> Any:
     pairs = [PAIR.match(line) for line in lines]
     if all(pairs):
         return {pair.group(1): _scalar(pair.group(2)) for pair in pairs if pair}
-    if lines[0].endswith(":"):
-        return {lines[0][:-1]: [BULLET.sub("", line) for line in lines[1:]]}
-    return [BULLET.sub("", line) for line in lines]
+    heading = lines[0][:-1] if lines[0].endswith(":") and len(lines[0]) <= MAX_FACT else ""
+    return {heading or "lines": [BULLET.sub("", line) for line in lines[1 if heading else 0 :]]}
 
 
 def _scalar(text: str) -> Scalar:
@@ -88,21 +88,37 @@ def _scalar(text: str) -> Scalar:
 
 
 def _records(data: Any) -> Any:
-    """Lists of rows beside a list of as many column names become lists of records."""
+    """Rows beside a list of their column names become records, and the list of names goes: it says nothing more."""
     if isinstance(data, list):
         return [_records(item) for item in data]
     if not isinstance(data, dict):
         return data
-    headers = [v for v in data.values() if isinstance(v, list) and v and all(isinstance(name, str) for name in v)]
+    for header_key, header in data.items():
+        if not (isinstance(header, list) and header and all(isinstance(name, str) for name in header)):
+            continue
+        for key, rows in data.items():
+            if _is_table(rows, header):
+                rest = {name: value for name, value in data.items() if name not in (header_key, key)}
+                return {key: [dict(zip(header, row, strict=True)) for row in rows], **_records(rest)}
+    return {str(key): _records(value) for key, value in data.items()}
 
-    def convert(value: Any) -> Any:
-        if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
-            for header in headers:
-                if all(len(row) == len(header) for row in value) and len(set(header)) == len(header):
-                    return [dict(zip(header, row, strict=True)) for row in value]
-        return _records(value)
 
-    return {str(key): convert(value) for key, value in data.items()}
+def _is_table(rows: Any, header: list[str]) -> bool:
+    if not isinstance(rows, list) or not rows or len(set(header)) < len(header):
+        return False
+    return all(isinstance(row, list) and len(row) == len(header) for row in rows)
+
+
+def is_empty(data: Any) -> bool:
+    """Whether a result tells nothing: no scalar at all, or an empty list beside mere headings, zeros and flags."""
+    if not any(True for _ in leaves(data)) or (isinstance(data, str) and NOTHING.match(data)):
+        return True
+    if not isinstance(data, dict) or not any(value in ([], {}) for value in data.values()):
+        return False
+    return all(
+        not value or value is True or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+        for value in data.values()
+    )
 
 
 def leaves(data: Any, path: Path = ()) -> Iterator[Leaf]:
@@ -130,7 +146,7 @@ def pattern(path: Path) -> Path:
 
 
 def place(data: Any, path: Path, noun: str) -> str | None:
-    """`path` in words ("row_count", "last of the tables", "name in the first row"), or None where words would be vague."""
+    """`path` in words ("row_count", "last of the tables", "name in the first of the rows"); None if they were vague."""
     indices = [index for index, part in enumerate(path) if isinstance(part, int)]
     keys = [str(part) for part in path if isinstance(part, str)]
     if not indices:
@@ -140,7 +156,7 @@ def place(data: Any, path: Path, noun: str) -> str | None:
     where = indices[0]
     index, size = path[where], len(at(data, path[:where]))
     if size == 1:
-        order = "only"
+        order = "only one"
     elif index == size - 1:
         order = "last"
     elif isinstance(index, int) and index < len(ORDINALS):
@@ -151,7 +167,7 @@ def place(data: Any, path: Path, noun: str) -> str | None:
     listed = str(path[where - 1]) if where else noun
     if not below:
         return f"{order} of the {listed}"
-    return below if order == "only" else f"{below} in the {order} of the {listed}"
+    return below if size == 1 else f"{below} in the {order} of the {listed}"
 
 
 def questions(data: Any, noun: str, changing: frozenset[Path], today: date) -> list[Question]:
@@ -167,24 +183,25 @@ def questions(data: Any, noun: str, changing: frozenset[Path], today: date) -> l
         leaf for leaf in leaves(data) if pattern(leaf.path) not in changing and not _bound_to_day(leaf.value, today)
     ]
     found = [_about_text(data)] if isinstance(data, str) and () not in changing else []
-    found += [_about_list(data, path, noun, usable) for path in _list_patterns(usable)]
-    for leaf in usable:
-        name = place(data, leaf.path, noun)
-        if name and leaf.path and _tellable(leaf.value):
-            fact = as_text(leaf.value)
-            found.append(Question(f"What is the {name}?", (fact,), f"{name} is {fact}."))
-    for path in {pattern(leaf.path): None for leaf in usable}:
-        if path[-1:] == ("*",) and path.count("*") == 1:
-            items, listed = at(data, path[:-1]), path[-2] if len(path) > 1 else noun
-            if len(items) > 1:
-                found.append(
-                    Question(f"How many {listed} are there?", (str(len(items)),), f"There are {len(items)} {listed}.")
-                )
+    patterns = {pattern(leaf.path): None for leaf in usable}
+    told = [leaf for leaf in usable if leaf.path and _tellable(leaf.value)]
+    found += [_about_leaf(data, leaf, noun) for leaf in told if leaf.path == pattern(leaf.path)]
+    found += [_about_list(data, path, noun, usable) for path in patterns if path.count("*") == 1]
+    found += [_about_size(data, path, noun) for path in patterns if path.count("*") == 1 and path[-1] == "*"]
+    found += [_about_leaf(data, leaf, noun) for leaf in told if leaf.path != pattern(leaf.path)]
     return [question for question in found if question]
 
 
-def _list_patterns(usable: list[Leaf]) -> list[Path]:
-    return list({pattern(leaf.path): None for leaf in usable if pattern(leaf.path).count("*") == 1})
+def _about_leaf(data: Any, leaf: Leaf, noun: str) -> Question | None:
+    name, fact = place(data, leaf.path, noun), as_text(leaf.value)
+    return Question(f"What is the {name}?", (fact,), f"{name} is {fact}.") if name else None
+
+
+def _about_size(data: Any, path: Path, noun: str) -> Question | None:
+    size, listed = len(at(data, path[:-1])), path[-2] if len(path) > 1 else noun
+    if size < 2:
+        return None
+    return Question(f"How many {listed} are there?", (str(size),), f"There are {size} {listed}.")
 
 
 def _about_list(data: Any, path: Path, noun: str, usable: list[Leaf]) -> Question | None:
@@ -239,7 +256,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def contains(text: str, fact: str) -> bool:
-    """Whether `text` tells `fact`, as whole tokens: numbers by value (24 = 24.0, 1,234 = 1234), the rest as normalised text.
+    """Whether `text` tells `fact`, as whole tokens: numbers by value (24 = 24.0, 1,234 = 1234), the rest as words.
 
     >>> contains("It has 1,234 rows.", "1234"), contains("24", "4")
     (True, False)

@@ -56,7 +56,7 @@ def load(path: str | Path) -> list[Scenario]:
             raise ConfigError(f"{source}, line {number}, is not a scenario ({what}); correct or delete it.") from None
         if scenario.id in seen:
             raise ConfigError(
-                f"{source}, line {number}, repeats the id {scenario.id} of line {seen[scenario.id]}; delete one of them."
+                f"{source}, line {number}, repeats the id {scenario.id} of line {seen[scenario.id]}; delete one."
             )
         seen[scenario.id] = number
         scenarios.append(scenario)

@@ -23,7 +23,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Caller(Protocol):
-    """A connected server. `call` answers a failed tool with `is_error`, and raises `ServerError` when the server is lost."""
+    """A connected server. `call` answers a failed tool with `is_error`, and raises `ServerError` for a lost server."""
 
     @property
     def tools(self) -> Sequence[Tool]: ...

@@ -13,6 +13,8 @@ import re
 import uuid
 from typing import Any
 
+from mcp_rl.schema import resolve_pointer
+
 MAX_DEPTH = 5
 WORDS = ("hello", "river", "apple", "silver", "garden", "winter", "orange", "music", "paper", "forest")
 FORMATS = {
@@ -27,8 +29,20 @@ FORMATS = {
     "ipv6": ("2001:db8::1", "2001:db8::2a", "2001:db8::ff"),
 }
 FORMATS["url"] = FORMATS["uri"]
-HINTS = ((re.compile(r"\bHH:MM(?!:)"), ("16:30", "09:15", "23:45", "07:05", "12:00")), (re.compile(r"\bYYYY-MM-DD\b"), FORMATS["date"]))
+HINTS = (
+    (re.compile(r"\bHH:MM(?!:)"), ("16:30", "09:15", "23:45", "07:05", "12:00")),
+    (re.compile(r"\bYYYY-MM-DD\b"), FORMATS["date"]),
+)
 """Notations in descriptions that say as much as a `format`."""
+KEYWORDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "enum", "examples", "required"), list),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), (int, float)),
+    **dict.fromkeys(("minItems", "minLength", "maxLength"), int),
+    **dict.fromkeys(("$ref", "pattern", "format", "description"), str),
+    "type": (str, list),
+    "properties": dict,
+}
+"""The type of each keyword that is read: one that a server wrote otherwise says nothing."""
 QUOTED = re.compile(r"(?<![\w'])(?:'([^'\n]{1,80})'|\"([^\"\n]{1,80})\"|`([^`\n]{1,80})`)(?!\w)")
 
 
@@ -36,46 +50,38 @@ def resolve(schema: Any, root: dict[str, Any], depth: int = MAX_DEPTH) -> dict[s
     """`schema` with references followed, `allOf` merged and the first branch that is not null chosen."""
     if not isinstance(schema, dict) or depth <= 0:
         return {}
-    schema = dict(schema)
-    reference = schema.pop("$ref", None)
+    merged: dict[str, Any] = {
+        key: value for key, value in schema.items() if isinstance(value, KEYWORDS.get(key, object))
+    }
+    reference = merged.pop("$ref", None)
     if isinstance(reference, str):
-        return {**resolve(_pointer(reference, root), root, depth - 1), **schema}
-    for part in schema.pop("allOf", None) or []:
-        schema = {**resolve(part, root, depth - 1), **schema}
+        return resolve(_target(reference, root), root, depth - 1) | merged
+    for part in merged.pop("allOf", []):
+        merged = resolve(part, root, depth - 1) | merged
     for union in ("anyOf", "oneOf"):
-        branches = [b for b in schema.pop(union, None) or [] if not (isinstance(b, dict) and b.get("type") == "null")]
+        branches = [b for b in merged.pop(union, []) if not (isinstance(b, dict) and b.get("type") == "null")]
         if branches:
-            schema = {**resolve(branches[0], root, depth - 1), **schema}
-    if isinstance(schema.get("type"), list):
-        schema["type"] = next((name for name in schema["type"] if name != "null"), "null")
-    return schema
+            merged = resolve(branches[0], root, depth - 1) | merged
+    if isinstance(merged.get("type"), list):
+        merged["type"] = next((name for name in merged["type"] if name != "null"), "null")
+    return merged
 
 
-def _pointer(reference: str, root: dict[str, Any]) -> Any:
-    """The schema that a local JSON pointer names; None for a dangling or external one (nothing is fetched)."""
-    if not reference.startswith("#"):
+def _target(reference: str, root: dict[str, Any]) -> Any:
+    try:
+        return resolve_pointer(root, reference) if reference.startswith("#") else None
+    except KeyError:
         return None
-    node: Any = root
-    for part in reference[1:].split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
-            node = node[int(part)]
-        else:
-            node = node.get(part) if isinstance(node, dict) else None
-    return node
 
 
 def examples(schema: Any, root: dict[str, Any]) -> list[Any]:
     """Values of the schema's own: const, enum, examples, default, and what its description puts in quotes."""
     schema = resolve(schema, root)
     found = [schema["const"]] if "const" in schema else []
-    for key in ("enum", "examples"):
-        listed = schema.get(key)
-        found += listed if isinstance(listed, list) else []
+    found += [*schema.get("enum", []), *schema.get("examples", [])]
     found += [schema[key] for key in ("example", "default") if schema.get(key) is not None]
-    description = schema.get("description")
-    if schema.get("type", "string") == "string" and isinstance(description, str):
-        found += [value for groups in QUOTED.findall(description) for value in groups if value]
+    if schema.get("type", "string") == "string":
+        found += [value for groups in QUOTED.findall(schema.get("description", "")) for value in groups if value]
     return _distinct([value for value in found if value is not None])
 
 
@@ -100,18 +106,18 @@ def _invent(schema: Any, root: dict[str, Any], rng: random.Random, depth: int) -
     if kind == "null":
         return None
     if kind == "array":
-        size = max(int(schema.get("minItems", 0)), 1 if depth > 1 else 0)
+        size = max(schema.get("minItems", 0), 1 if depth > 1 else 0)
         items = [_invent(schema.get("items", {}), root, rng, depth - 1) for _ in range(size)]
         return _distinct(items) if schema.get("uniqueItems") else items
     if kind == "object":
-        properties = schema.get("properties") or {}
-        wanted = schema.get("required") or []
-        return {name: _invent(properties.get(name, {}), root, rng, depth - 1) for name in wanted} if depth > 0 else {}
+        properties = schema.get("properties", {})
+        wanted = [str(name) for name in schema.get("required", [])] if depth > 0 else []
+        return {name: _invent(properties.get(name, {}), root, rng, depth - 1) for name in wanted}
     return _string(schema, rng)
 
 
 def _number(schema: dict[str, Any], rng: random.Random, *, whole: bool) -> int | float:
-    step = schema.get("multipleOf") or (1 if whole else 0.5)
+    step = schema.get("multipleOf") or 1
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
     if low is None:
@@ -121,7 +127,7 @@ def _number(schema: dict[str, Any], rng: random.Random, *, whole: bool) -> int |
     first = -(-low // step) + (1 if "exclusiveMinimum" in schema and low % step == 0 else 0)
     last = high // step - (1 if "exclusiveMaximum" in schema and high % step == 0 else 0)
     value = rng.randint(int(first), max(int(first), int(last))) * step
-    return int(value) if whole else float(value)
+    return int(value) if whole or value == int(value) else value
 
 
 def _string(schema: dict[str, Any], rng: random.Random) -> str:
@@ -131,14 +137,14 @@ def _string(schema: dict[str, Any], rng: random.Random) -> str:
     if name in FORMATS:
         return rng.choice(FORMATS[name])
     for hint, values in HINTS:
-        if hint.search(str(schema.get("description", ""))):
+        if hint.search(schema.get("description", "")):
             return rng.choice(values)
-    if isinstance(schema.get("pattern"), str):
+    if "pattern" in schema:
         return from_pattern(schema["pattern"], rng)
     text = rng.choice(WORDS)
-    while len(text) < int(schema.get("minLength", 0)):
+    while len(text) < schema.get("minLength", 0):
         text += " " + rng.choice(WORDS)
-    return text[: int(schema.get("maxLength", len(text)))]
+    return text[: schema.get("maxLength", len(text))]
 
 
 ATOM = re.compile(r"(\\.|\[[^\]]+\]|\(\?:|[().|^$]|.)(\{(\d+)(?:,\d*)?\}|[*+?])?", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Everything capture could not keep, counted by cause.
+"""What capture could not keep, counted by cause.
 
 Capture must never break or slow an agent, so it cannot raise; and it must never lose a call in silence, so each loss is
 counted here, warned about once, and may be asked for at the end of a run (`losses()`).
@@ -41,15 +41,15 @@ def losses() -> dict[Loss, int]:
         return dict(_counts)
 
 
-def note_loss(loss: Loss, message: str) -> None:
+def note_loss(loss: Loss, message: str, *, exc_info: bool = False) -> None:
     """Count a loss. The first of its kind in this process is a warning, those after it are debug lines."""
     with _lock:
         _counts[loss] += 1
         first = _counts[loss] == 1
-    logger.log(logging.WARNING if first else logging.DEBUG, "%s", message)
+    logger.log(logging.WARNING if first else logging.DEBUG, "%s", message, exc_info=exc_info)
 
 
 def note_hook_failure(where: str) -> None:
     """Count the exception being handled as a failure of capture itself, with its traceback."""
-    note_loss(Loss.HOOK_FAILURE, f"Capture failed on {where}; the agent is not affected, but this call is not trained.")
-    logger.debug("capture failed on %s", where, exc_info=True)
+    message = f"Capture failed on {where}; the agent is not affected, but this call is not trained."
+    note_loss(Loss.HOOK_FAILURE, message, exc_info=True)

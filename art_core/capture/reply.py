@@ -1,0 +1,150 @@
+"""Reading a reply while the agent reads it.
+
+A reply reader is fed the bytes that arrive and hands back those that the agent shall see: as a rule the same bytes at
+the same time. For a model under training, a plain reply is handed on whole, with the capture fields on its choices, and
+a stream event by event, without the usage event that only we asked for: its token count is what proves that no token id
+was lost on the way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from art_core.capture.loss import Loss, note_hook_failure, note_loss
+from art_core.capture.stream import CompletionAssembler, EventSplitter, event_data
+
+JSON = dict[str, Any]
+Annotate = Callable[[JSON], None]
+
+
+class Reply(Protocol):
+    """What both kinds of reply can do. None of the methods raises: capture never disturbs the agent."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take in bytes from the server, return bytes for the agent."""
+        ...
+
+    def finish(self) -> bytes:
+        """The body ended: the last bytes for the agent."""
+        ...
+
+    def close(self) -> None:
+        """The body was closed before its end."""
+        ...
+
+    def completion(self) -> JSON | None:
+        """What has arrived so far in the form of a chat completion, None when there is nothing of use."""
+        ...
+
+
+class PlainReply:
+    """A reply that is one JSON document."""
+
+    def __init__(self, annotate: Annotate | None = None) -> None:
+        self._annotate = annotate
+        self._body = bytearray()
+        self._completion: JSON | None = None
+
+    def feed(self, chunk: bytes) -> bytes:
+        self._body += chunk
+        return b"" if self._annotate else chunk
+
+    def finish(self) -> bytes:
+        body = bytes(self._body)
+        self._body.clear()
+        if not body:
+            return b""
+        try:
+            completion = json.loads(body)
+            for choice in completion["choices"]:
+                if choice.get("finish_reason") is None:  # the whole document is here, so the turn is over
+                    choice["finish_reason"] = "stop"
+            self._completion = completion
+            if self._annotate:
+                self._annotate(completion)
+                return json.dumps(completion).encode()
+        except Exception:  # noqa: BLE001 - capture must not disturb the agent; counted and logged
+            note_hook_failure("a reply")
+        return body if self._annotate else b""
+
+    def close(self) -> None:
+        self._body.clear()  # half a JSON document is of no use
+
+    def completion(self) -> JSON | None:
+        return self._completion
+
+
+class StreamReply:
+    """A reply that is a stream of server-sent events.
+
+    Args:
+        hide_usage: hold back the event that carries only the usage, because capture asked for it and the agent did not.
+    """
+
+    def __init__(self, *, hide_usage: bool = False) -> None:
+        self._hide_usage = hide_usage
+        self._events = EventSplitter()
+        self._assembler = CompletionAssembler()
+        self._whole = False
+        self._finished: JSON | None = None
+
+    def feed(self, chunk: bytes) -> bytes:
+        visible = [event for event in self._events.feed(chunk) if self._read(event)]
+        return b"".join(visible) if self._hide_usage else chunk
+
+    def finish(self) -> bytes:
+        rest = self._events.rest()
+        visible = self._read(rest)
+        self._finished = self._final()
+        return rest if self._hide_usage and visible else b""
+
+    def close(self) -> None:
+        self._finished = self._final()
+
+    def completion(self) -> JSON | None:
+        completion = self._assembler.completion() if self._finished is None else self._finished
+        return completion if completion["choices"] else None
+
+    def _read(self, event: bytes) -> bool:
+        """Take in an event; False when the agent shall not see it."""
+        try:
+            data = event_data(event)
+            if data.startswith("[DONE]"):
+                self._whole = True
+            elif data.strip():
+                chunk = json.loads(data)
+                self._assembler.add(chunk)
+                return not (self._hide_usage and chunk.get("usage") and not chunk.get("choices"))
+        except Exception:  # noqa: BLE001 - capture must not disturb the agent; counted and logged
+            note_hook_failure("an event of a stream")
+            self._assembler.failed = True
+        return True
+
+    def _final(self) -> JSON:
+        completion = self._assembler.completion()
+        choices = completion["choices"]
+        for choice in choices:
+            if self._assembler.failed:
+                choice["finish_reason"] = None
+            elif self._whole and choice["finish_reason"] is None:
+                choice["finish_reason"] = "stop"
+        _drop_inexact(completion)
+        return completion
+
+
+def _drop_inexact(completion: JSON) -> None:
+    """Remove all token ids when their number is not the number of tokens that were sampled."""
+    choices, usage = completion["choices"], completion.get("usage") or {}
+    sampled = usage.get("completion_tokens")
+    got = sum(len(choice.get("token_ids") or ()) for choice in choices)
+    if sampled is None or not got or got == sampled:
+        return
+    for choice in choices:
+        choice.pop("token_ids", None)
+    note_loss(
+        Loss.INEXACT_STREAM,
+        f"A stream brought {got} token ids for {sampled} sampled tokens, so its turn is not trained: call the model "
+        "without streaming, or without a tool-call parser that holds text back.",
+    )
