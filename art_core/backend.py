@@ -47,12 +47,26 @@ class Backend(Protocol):
         """The policy version that is being served."""
         ...
 
-    async def train(self, model: TrainableModel, groups: Iterable[TrajectoryGroup], **config: Any) -> TrainResult:
-        """One GRPO step on `groups`; afterwards the new adapter serves."""
+    async def train(
+        self,
+        model: TrainableModel,
+        groups: Iterable[TrajectoryGroup],
+        *,
+        extra_metrics: dict[str, float] | None = None,
+        **config: Any,
+    ) -> TrainResult:
+        """One GRPO step on `groups`; afterwards the new adapter serves and `model.served(step)` was called.
+
+        `extra_metrics` are recorded with the step's own.
+        """
         ...
 
     async def train_sft(self, model: TrainableModel, trajectories: Iterable[Trajectory], **config: Any) -> TrainResult:
         """Supervised steps on the assistant turns of `trajectories`; afterwards the new adapter serves."""
+        ...
+
+    async def delete_checkpoints(self, model: TrainableModel, best_checkpoint_metric: str = "val/reward") -> list[int]:
+        """Delete all checkpoints but the newest and the best; returns the deleted steps."""
         ...
 
     async def close(self) -> None:

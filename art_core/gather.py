@@ -123,8 +123,7 @@ async def trajectory_group_batches(
             raise ConfigError(f"{name}={value} is too small: give at least {least}.")
     source = iter(groups)
     for skipped in itertools.islice(source, skip_batches * batch_size):
-        if inspect.iscoroutine(skipped):
-            skipped.close()
+        _discard(skipped)
     running: deque[asyncio.Task[list[TrajectoryGroup]]] = deque()
     try:
         while True:
@@ -181,6 +180,15 @@ class _Budget:
             f"{len(self.failures)} rollouts failed, max_exceptions allows {limit:g}{share}; "
             f"the first failed with {first.type}: {first.message}"
         )
+
+
+def _discard(group: Any) -> None:
+    """Close a group that is not going to be run, and the rollouts that wait in it, so that Python does not warn of
+    coroutines that were never awaited."""
+    if inspect.iscoroutine(group):
+        waiting = inspect.getcoroutinelocals(group).get("items", [])
+        for coroutine in [*filter(inspect.iscoroutine, waiting), group]:
+            coroutine.close()
 
 
 async def _settle_group(group: Awaitable[TrajectoryGroup] | TrajectoryGroup) -> TrajectoryGroup:

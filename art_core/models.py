@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from typing_extensions import TypeVar
 
@@ -30,18 +30,6 @@ logger = logging.getLogger("art_core.models")
 ConfigT = TypeVar("ConfigT", default=Any)
 Reporter = Callable[[int, dict[str, float]], None]
 """Called with the step and the metrics of every `log`."""
-
-
-@runtime_checkable
-class CheckpointKeeper(Protocol):
-    """A backend that can delete checkpoints."""
-
-    async def delete_checkpoints(self, model: TrainableModel, best_checkpoint_metric: str) -> list[int]:
-        """Delete all checkpoints of `model` but the newest, the best by that metric of its history, and those in use.
-
-        Returns the deleted steps.
-        """
-        ...
 
 
 class Model(Generic[ConfigT]):
@@ -304,8 +292,6 @@ class TrainableModel(Model[ConfigT]):
 
         Returns the deleted steps.
         """
-        if not isinstance(self.backend, CheckpointKeeper):
-            raise ConfigError(f"{type(self.backend).__name__} cannot delete checkpoints: delete them where it runs.")
         return await self.backend.delete_checkpoints(self, best_checkpoint_metric)
 
     def _advance(self, result: TrainResult) -> TrainResult:

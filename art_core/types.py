@@ -43,7 +43,7 @@ def _load_item(item: Any) -> Any:
 
 
 def _dump_item(item: Any) -> dict[str, Any]:
-    return item if isinstance(item, dict) else item.model_dump(mode="json", exclude_unset=True)  # type: ignore[no-any-return]
+    return item if isinstance(item, dict) else item.model_dump(mode="json", exclude_unset=True)
 
 
 MessageOrChoice = Annotated[Any, BeforeValidator(_load_item), PlainSerializer(_dump_item)]
@@ -160,7 +160,9 @@ class TrajectoryGroup(BaseModel):
     @overload
     def __new__(cls, trajectories: Iterable[Trajectory | BaseException] = ..., **kwargs: Any) -> TrajectoryGroup: ...
     @overload
-    def __new__(cls, trajectories: Iterable[Awaitable[Trajectory]], **kwargs: Any) -> Awaitable[TrajectoryGroup]: ...
+    def __new__(  # type: ignore[misc]  # the original's signature: an awaitable instead of a group
+        cls, trajectories: Iterable[Awaitable[Trajectory]], **kwargs: Any
+    ) -> Awaitable[TrajectoryGroup]: ...
     def __new__(cls, trajectories: Any = (), **kwargs: Any) -> Any:
         """Given awaitables it returns an awaitable of the group, whose failed rollouts are its `exceptions`."""
         items = list(trajectories)

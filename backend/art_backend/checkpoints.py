@@ -116,9 +116,13 @@ class Checkpoints:
         best = max(scores, key=lambda step: (sign * scores[step], step))
         doomed = [step for step in steps[:-keep_recent] if step != best and step not in leased]
         if not dry_run:
-            for step in doomed:
-                self._delete(step)
+            self.delete(doomed)
         return doomed
+
+    def delete(self, steps: Iterable[int]) -> None:
+        """Delete these steps."""
+        for step in steps:
+            self._delete(step)
 
     def _folder(self, step: int) -> Path:
         return self.folder / f"{step:04d}"

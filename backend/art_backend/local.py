@@ -98,7 +98,7 @@ class LocalBackend:
         self.path = Path(path) if path is not None else None
         self.adapter = adapter or AdapterConfig()
         self.seed = seed
-        self._engine_options = {"max_batch_size": max_batch_size, "max_model_len": max_model_len}
+        self._max_batch_size, self._max_model_len = max_batch_size, max_model_len
         self._engines: dict[str, InferenceEngine] = {}
         self._runs: dict[Path, _Run] = {}
         self._locks = ExitStack()
@@ -189,6 +189,15 @@ class LocalBackend:
         self._engines.clear()
         self._locks.close()
 
+    async def delete_checkpoints(self, model: TrainableModel, best_checkpoint_metric: str = "val/reward") -> list[int]:
+        """Delete all checkpoints but the newest and, by the history, the best in `best_checkpoint_metric`.
+
+        Returns the deleted steps; none while the metric is known for no step, since the best could be among them.
+        """
+        run = self._run(model)
+        history = RunStore(run.folder).history()
+        return await asyncio.to_thread(run.checkpoints.prune, history, metric=best_checkpoint_metric)
+
     def checkpoints(self, model: TrainableModel) -> Checkpoints:
         """The checkpoints of a registered model."""
         return self._run(model).checkpoints
@@ -232,7 +241,9 @@ class LocalBackend:
         if base_model not in self._engines:
             from art_backend.engine import TransformersEngine
 
-            engine = TransformersEngine(base_model, **self._engine_options)
+            engine = TransformersEngine(
+                base_model, max_batch_size=self._max_batch_size, max_model_len=self._max_model_len
+            )
             await engine.start()
             self._engines[base_model] = engine
         return self._engines[base_model]
@@ -240,6 +251,7 @@ class LocalBackend:
     async def _publish(self, model: TrainableModel, run: _Run) -> None:
         name = f"{model.name}@{run.step}"
         await run.engine.publish(name, run.checkpoints.path(run.step))
+        model.served(run.step)
         run.published.append(name)
         while len(run.published) > SERVED_STEPS:
             await run.engine.retire(run.published.pop(0))

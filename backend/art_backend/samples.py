@@ -205,7 +205,7 @@ def _collect(trajectory: Trajectory, eos_token_ids: frozenset[int]) -> _Calls:
 def _sampled_items(history: History) -> Iterator[Any]:
     """The sampled turns of a history: choices, and assistant messages (dicts) that carry what was sampled."""
     for item in history.messages_and_choices:
-        if is_choice(item) or ("finish_reason" in item and "message" in item):
+        if is_choice(item):
             yield item
         elif item.get("role") == "assistant" and (item.get(Extra.TOKEN_IDS) or item.get("logprobs")):
             yield _with_logprob_entries(item)

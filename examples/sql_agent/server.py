@@ -147,7 +147,7 @@ def plain(value: Any) -> Any:
 
 def explain(message: str) -> str:
     """What SQLite said, for a reader who cannot see our limits."""
-    if "not authorized" in message or "prohibited" in message:
+    if any(word in message for word in ("not authorized", "authorization denied", "prohibited")):
         return "Only SELECT is allowed: the data is read-only."
     if "interrupted" in message:
         return f"The query took longer than {MAX_SECONDS:g} s."

@@ -93,7 +93,7 @@ def load_run(path: Path) -> RunData:
         folder=folder,
         config=config,
         scenarios=load_scenarios(folder.scenarios) if folder.scenarios.exists() else [],
-        evals=found,
+        evals={stage: found[stage] for stage in Stage if stage in found},
         warmup=warmup,
         steps=[step for step in steps if step.phase is Phase.GRPO],
         tools=folder.read_tools(),

@@ -13,7 +13,8 @@ def headline(data: RunData) -> str:
     before, after = data.before, data.after
     if after is None:
         return f"This run is not finished: {steps_done(data)}, and no evaluation after training yet."
-    cost = f"in {_count(_steps(data), 'GRPO step')}, {clock(data.seconds)} in all"
+    time = clock(data.seconds).replace(" ", "\u00a0")  # never broken over two lines
+    cost = f"in {_count(_steps(data), 'GRPO step')}, {time} in all"
     if before is None:
         return f"Held-out reward is {after.reward:.2f} {cost}; what it was before GRPO is not recorded."
     change = after.reward - before.reward
@@ -32,34 +33,40 @@ def headline(data: RunData) -> str:
 
 
 def story(data: RunData) -> list[str]:
-    """A few sentences: what was trained and measured, and which part did what."""
-    train, held_out = (sum(s.split == split for s in data.scenarios) for split in ("train", "held_out"))
-    told = [f"{data.config.model} learned to use {_tools(data)} by GRPO."]
+    """Paragraphs for below the headline: what was trained, what changed, and which part did what."""
+    return [paragraph for paragraph in (_setting(data), _outcome(data)) if paragraph]
+
+
+def _setting(data: RunData) -> str:
+    told = f"{data.config.model} learned to use {_tools(data)} by GRPO."
     if data.scenarios:
-        told.append(
-            f"It trained on {_count(train, 'scenario')} and was measured on {_count(held_out, 'scenario')} held out from "
-            "training; all of them were made from the server's own schemas and answers, without labels."
+        train, held_out = (sum(s.split == split for s in data.scenarios) for split in ("train", "held_out"))
+        told += (
+            f" It trained on {_count(train, 'scenario')} and was measured on {_count(held_out, 'scenario')} that it never "
+            "saw in training."
         )
+    return told
+
+
+def _outcome(data: RunData) -> str:
     base, before, after = data.evals.get(Stage.BASE), data.before, data.after
+    told = []
     if base is not None and before is not None:
-        share = f" and GRPO from there to {_pair_end(before, after)}" if after is not None else ""
         told.append(
             f"The bare model scored {base.reward:.2f}; a supervised warm-up on the train scenarios brought it to "
-            f"{_pair_end(base, before)}{',' if share else ''}{share}. Only the last part is the work of GRPO."
-            if share
-            else f"The bare model scored {base.reward:.2f}; a supervised warm-up brought it to {_pair_end(base, before)}."
+            f"{_reached(base, before)}."
         )
     if before is not None and after is not None:
         paired = gain(before, after)
         if paired is not None and paired.ci is not None:
             told.append(
-                f"Compared scenario by scenario, GRPO changed the reward by {_signed(paired.mean)} ± {paired.ci:.2f} "
-                f"(95% interval, {paired.n} scenarios)."
+                f"Compared scenario by scenario, GRPO {'alone ' if base else ''}changed the reward by "
+                f"{_signed(paired.mean)} ± {paired.ci:.2f} (95% interval, {paired.n} scenarios)."
             )
         told.append(
-            f"It solved {before.success:.0%} of the held-out attempts before GRPO and {after.success:.0%} after it."
+            f"{before.success:.0%} of the held-out attempts were solved before GRPO, {after.success:.0%} after it."
         )
-    return told
+    return " ".join(told)
 
 
 def warnings(data: RunData) -> list[str]:
@@ -112,5 +119,6 @@ def _pair(first: float, last: float) -> str:
     return f"{first:.{digits}f} to {last:.{digits}f} ({_signed(last - first, digits)})"
 
 
-def _pair_end(first: EvalRecord, last: EvalRecord) -> str:
+def _reached(first: EvalRecord, last: EvalRecord) -> str:
+    """e.g. `0.46 (+0.15)`."""
     return _pair(first.reward, last.reward).split(" to ")[1]

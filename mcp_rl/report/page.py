@@ -61,8 +61,8 @@ def render(data: RunData) -> str:
             "narrow": learning_curve(data, width=4.8, height=4.2, name="curve-narrow"),
         }
         if data.evals:
-            charts["tools"] = bars(data, by_tool, width=5.6, name="tools", title="Held-out reward by tool")
-            charts["kinds"] = bars(data, by_kind, width=5.6, name="kinds", title="Held-out reward by kind of scenario")
+            charts["tools"] = bars(data, by_tool, width=4.8, name="tools", title="Held-out reward by tool")
+            charts["kinds"] = bars(data, by_kind, width=4.8, name="kinds", title="Held-out reward by kind of scenario")
         template = _environment().get_template("report.html.jinja")
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"The report ({error.name})", "mcp") from None

@@ -86,8 +86,9 @@ def rows(evals: Mapping[Stage, EvalRecord], groups: Callable[[RolloutRecord], It
 
 
 def moving_average(values: Sequence[float], window: int = 5) -> list[float]:
-    """The mean of each value and up to `window` - 1 before it."""
-    return [statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+    """The mean of each value with its neighbours, `window` values in all; fewer at both ends."""
+    half = window // 2
+    return [statistics.fmean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
 
 
 def calls_made(record: EvalRecord) -> Counter[str]:

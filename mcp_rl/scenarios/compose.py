@@ -21,13 +21,14 @@ from mcp_rl.scenarios.facts import Path, Question, as_text, contains, normalise,
 from mcp_rl.scenarios.model import ExpectedCall, Kind, Scenario, Split, scenario_id
 from mcp_rl.scenarios.names import READS, affinity, noun, words
 from mcp_rl.scenarios.probe import Findings, Observation
+from mcp_rl.scenarios.turns import grouped, turns
 from mcp_rl.tools import Tool
 
 KIND_OF: dict[int, Kind] = {1: "single", 2: "chain2", 3: "chain3"}
 MAX_ACTION = 90
 MAX_QUESTIONS = 4
 MAX_LINKS = 3
-MAX_DRAFTS = 3000
+MAX_DRAFTS = 800
 ASKING = ("{}", "{}", "Then answer: {}", "Tell me: {}")
 
 
@@ -86,8 +87,17 @@ class Composer:
     def __init__(self, findings: Findings, observations: Sequence[Observation], today: date, seed: int) -> None:
         self._changing = findings.changing
         self._seen = observations
-        self._answers = self._all_answers(findings.observations, today)
-        self._today, self._seed = today, seed
+        self._questions = {
+            seen.number: questions(
+                seen.data, noun(seen.tool), findings.changing.get(seen.tool.name, frozenset()), today
+            )
+            for seen in findings.observations
+        }
+        self._answers: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+        for seen in findings.observations:
+            for question in self._questions[seen.number]:
+                self._answers.setdefault((seen.tool.name, question.text), []).append(question.facts)
+        self._seed = seed
         self._links = {second.number: list(self._links_to(second)) for second in observations}
         self._places = {
             seen.number: {f"the {place(seen.data, leaf.path, noun(seen.tool))}" for leaf in seen.leaves}
@@ -103,7 +113,9 @@ class Composer:
             rng = random.Random(f"{self._seed}/chains")
             chains = [chain for pair in rng.sample(chains, min(400, len(chains))) for chain in self._extend(pair)]
         random.Random(f"{self._seed}/{kind}").shuffle(chains)
-        return list(islice((draft for chain in chains for draft in self._ask(chain)), MAX_DRAFTS))
+        by_tools = grouped(chains, lambda chain: tuple(step.seen.tool.name for step in chain))
+        fair = turns([iter(same) for same in by_tools])
+        return list(islice((draft for chain in fair for draft in self._ask(chain)), MAX_DRAFTS))
 
     def _extend(self, chain: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
         """`chain` with one more step: those that need it first, then some that merely follow."""
@@ -147,26 +159,14 @@ class Composer:
             if located := place(first.data, leaf.path, about):
                 yield Link(name, str(leaf.value), whole, f"the {located}")
 
-    def _all_answers(
-        self, observations: Sequence[Observation], today: date
-    ) -> dict[tuple[str, str], list[tuple[str, ...]]]:
-        """The answers to each question about each tool, over all observations."""
-        answers: dict[tuple[str, str], list[tuple[str, ...]]] = {}
-        for seen in observations:
-            changing = self._changing.get(seen.tool.name, frozenset())
-            for question in questions(seen.data, noun(seen.tool), changing, today):
-                answers.setdefault((seen.tool.name, question.text), []).append(question.facts)
-        return answers
-
     def _ask(self, chain: tuple[Step, ...]) -> Iterator[Draft]:
         """Drafts that ask about the last step of `chain`, by what neither the task nor the earlier results tell."""
         last = chain[-1].seen
         told = [step.seen.text for step in chain[:-1]] + [json.dumps(step.seen.arguments) for step in chain]
         told += [as_text(value) for step in chain for value in step.seen.arguments.values() if _scalar(value)]
-        changing = self._changing.get(last.tool.name, frozenset())
         found = [
             question
-            for question in questions(last.data, noun(last.tool), changing, self._today)
+            for question in self._questions[last.number]
             if not any(contains(text, fact) for fact in question.facts for text in told)
         ]
         # A question with the same answer for every call can be answered without looking: only if there is no other.

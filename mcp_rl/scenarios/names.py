@@ -8,6 +8,7 @@ unannotated tool reads must be careful: any word of writing in its name forbids 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from mcp_rl.tools import Tool
 
@@ -34,6 +35,7 @@ GENERIC = _set("name id value key result text content data item entry row column
 PATHS = frozenset({"path", "dir", "directory", "folder", "file", "filename", "filepath"})
 
 
+@lru_cache(maxsize=4096)
 def words(name: str) -> tuple[str, ...]:
     """The lower-case words of an identifier or phrase, in the singular: "listTables" -> ("list", "table")."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
@@ -66,7 +68,12 @@ def reads(tool: Tool, allow_unannotated: bool = True) -> bool:
 
 def noun(tool: Tool) -> str:
     """What the tool is about, in the plural: "tables" for list_tables; "results" when the name does not say."""
-    parts = re.findall(r"[A-Za-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", tool.name))
+    return _noun(tool.name)
+
+
+@lru_cache(maxsize=1024)
+def _noun(name: str) -> str:
+    parts = re.findall(r"[A-Za-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))
     rest = [part.lower() for part in parts if not {*words(part)} & (READS | WRITES)]
     return _plural(" ".join(rest) or "result")
 
@@ -95,6 +102,7 @@ def affinity(argument: str, description: str, keys: tuple[str, ...], about: str)
     return 0.3 if (near - GENERIC or (frozenset() if near else around)) & described else 0.0
 
 
+@lru_cache(maxsize=4096)
 def _meanings(name: str) -> frozenset[str]:
     """The words of a name, all words for places in a tree of files being one."""
     return frozenset("path" if word in PATHS else word for word in words(name))

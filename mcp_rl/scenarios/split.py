@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from mcp_rl.scenarios.compose import Composer, Draft
 from mcp_rl.scenarios.facts import normalise
 from mcp_rl.scenarios.model import Scenario, Split
 from mcp_rl.scenarios.probe import Observation
+from mcp_rl.scenarios.turns import grouped, turns
 
 
 def assign(observations: Sequence[Observation], held_out: float, rng: random.Random) -> dict[int, Split | None]:
@@ -57,7 +58,7 @@ class Chooser:
 
     def __init__(self, composer: Composer, split: Split, drafts: Iterable[Sequence[Draft]], tasks: set[str]) -> None:
         self._split, self._composer, self._tasks = split, composer, tasks
-        self._stream = _turns([self._of_kind(of_kind) for of_kind in drafts])
+        self._stream = turns([self._of_kind(of_kind) for of_kind in drafts])
 
     def take(self, count: int) -> list[Scenario]:
         """Up to `count` further scenarios, none of whose tasks was taken before (on either side)."""
@@ -69,9 +70,9 @@ class Chooser:
         for draft in drafts:
             classes[draft.question is None, not draft.dependent].append(draft)
         for key in sorted(classes):
-            by_last = _grouped(classes[key], lambda draft: draft.tools[-1])
-            yield from _turns(
-                [_turns([self._phrase(same) for same in _grouped(of_last, lambda d: d.tools)]) for of_last in by_last]
+            by_last = grouped(classes[key], lambda draft: draft.tools[-1])
+            yield from turns(
+                [turns([self._phrase(same) for same in grouped(of_last, lambda d: d.tools)]) for of_last in by_last]
             )
 
     def _phrase(self, drafts: Sequence[Draft]) -> Iterator[Scenario]:
@@ -80,22 +81,3 @@ class Chooser:
             if scenario is not None and (key := normalise(scenario.task)) not in self._tasks:
                 self._tasks.add(key)
                 yield scenario
-
-
-def _grouped(drafts: Iterable[Draft], key: Callable[[Draft], object]) -> list[list[Draft]]:
-    groups: dict[object, list[Draft]] = defaultdict(list)
-    for draft in drafts:
-        groups[key(draft)].append(draft)
-    return list(groups.values())
-
-
-def _turns(streams: Sequence[Iterator[Scenario]]) -> Iterator[Scenario]:
-    """One item of each stream in turn, until all are empty."""
-    left = list(streams)
-    while left:
-        for stream in list(left):
-            item = next(stream, None)
-            if item is None:
-                left.remove(stream)
-            else:
-                yield item

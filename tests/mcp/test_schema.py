@@ -218,7 +218,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(SCHEMAS, st.dictionaries(st.sampled_from("abc"), st.none() | st.integers() | st.text()))
 def test_schema_02_anything_is_normalised_and_checkable(schema, arguments):
     logging.getLogger("mcp_rl").disabled = True
@@ -231,7 +231,7 @@ def test_schema_02_anything_is_normalised_and_checkable(schema, arguments):
         logging.getLogger("mcp_rl").disabled = False
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from("abcd"), st.sampled_from([*ODD_PROPERTIES.values(), {"type": "integer"}]), max_size=4
