@@ -219,8 +219,7 @@ async def _apply(after_each: AfterEach, group: TrajectoryGroup) -> list[Trajecto
 
 def _failures(before: TrajectoryGroup, after: list[TrajectoryGroup]) -> list[RolloutException]:
     """The failures of a group and those that `after_each` added; dropping a group does not make it succeed."""
-    seen = {id(error) for error in before.exceptions}
-    added = [error for group in after for error in group.exceptions if id(error) not in seen]
+    added = [error for group in after for error in group.exceptions if error not in before.exceptions]
     return [*before.exceptions, *added]
 
 

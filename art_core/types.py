@@ -36,14 +36,14 @@ def _load_item(item: Any) -> Any:
     if isinstance(item, dict) and "finish_reason" in item and "message" in item:
         from openai.types.chat.chat_completion import Choice  # 1.5 s to import: only where a choice is loaded
 
-        return Choice.model_validate(item)
+        return Choice.construct(**item)  # as lenient as the SDK itself: servers send null logprobs
     if isinstance(item, dict) or (hasattr(item, "message") and hasattr(item, "finish_reason")):
         return item
     raise ValueError(f"expected a chat message (dict) or an OpenAI Choice, not {type(item).__name__}")
 
 
 def _dump_item(item: Any) -> dict[str, Any]:
-    return item if isinstance(item, dict) else item.model_dump(mode="json", exclude_unset=True)
+    return item if isinstance(item, dict) else item.model_dump(exclude_unset=True)
 
 
 MessageOrChoice = Annotated[Any, BeforeValidator(_load_item), PlainSerializer(_dump_item)]
@@ -138,10 +138,7 @@ class RolloutException(BaseModel):
         while (below := root.__cause__ or (None if root.__suppress_context__ else root.__context__)) is not None:
             root = below
         partial = getattr(error, "trajectory", None)
-        if isinstance(partial, Trajectory):
-            partial = partial.model_copy(update={"reward": None})
-        else:
-            partial = None
+        partial = partial.model_copy(update={"reward": None}) if isinstance(partial, Trajectory) else None
         text = "".join(tb.format_exception(error))
         return cls(type=type(root).__name__, message=str(root), traceback=text, trajectory=partial)
 

@@ -134,8 +134,9 @@ class Checkpoints:
 
     def _remove_leftovers(self) -> None:
         for leftover in self.folder.glob("*.tmp"):
-            log.warning("removing %s, left over by an interrupted write", leftover)
-            shutil.rmtree(leftover)
+            if leftover.is_dir():
+                log.warning("removing %s, left over by an interrupted write", leftover)
+                shutil.rmtree(leftover)
 
     def _set_aside(self, target: Path) -> None:
         """Move an incomplete folder out of the way instead of deleting what somebody may want to look at."""
@@ -169,7 +170,7 @@ def _problem(path: Path) -> str | None:
     if not path.is_dir():
         return "is not a folder"
     if path.suffix == ".tmp":
-        return "was left over by an interrupted write"
+        return "is an unfinished write"
     if not (path.name.isdecimal() and path.name == f"{int(path.name):04d}"):
         return "is not named like a step (0007)"
     try:
@@ -178,7 +179,7 @@ def _problem(path: Path) -> str | None:
         return f"has no readable {MANIFEST}, so it was not written completely"
     for name in (*ADAPTER, *files):
         size = (path / name).stat().st_size if (path / name).is_file() else -1
-        if size != files.get(name) or (size == 0 and name in ADAPTER):
+        if size != files.get(name):
             return f"is incomplete: {name} has {max(size, 0)} bytes, expected {files.get(name, 'some')}"
     return None
 

@@ -28,13 +28,14 @@ class GRPOConfig(_Config):
     epsilon_high: float | None = Field(default=None, ge=0)
     """Upper clip range; None: 4.0 for CISPO, 0.2 for PPO."""
     normalize_advantages: bool = True
-    """Whether the advantages of the whole batch are scaled to a mean absolute value of 1 afterwards."""
+    """Scale the batch's advantages to a root mean square of 1, whatever the spread within its groups."""
     scale_rewards: bool = True
     """Divide by the group's standard deviation (GRPO); False keeps only the mean baseline (Dr. GRPO, arXiv:2503.20783)."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     packed_sequence_length: int = Field(default=2048, gt=0)
-    """Token budget of a packed row."""
+    """Token budget of a packed row: bounds the memory of a step, never changes its result. A longer sequence gets a row of
+    its own."""
 
     @model_validator(mode="after")
     def _clip_range(self) -> GRPOConfig:

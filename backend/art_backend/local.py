@@ -195,8 +195,9 @@ class LocalBackend:
         Returns the deleted steps; none while the metric is known for no step, since the best could be among them.
         """
         run = self._run(model)
+        served = {int(name.rpartition("@")[2]) for name in run.published}
         history = RunStore(run.folder).history()
-        return await asyncio.to_thread(run.checkpoints.prune, history, metric=best_checkpoint_metric)
+        return await asyncio.to_thread(run.checkpoints.prune, history, metric=best_checkpoint_metric, leased=served)
 
     def checkpoints(self, model: TrainableModel) -> Checkpoints:
         """The checkpoints of a registered model."""

@@ -41,8 +41,8 @@ class InferenceEngine(Protocol):
 class TrainSequence:
     """One model call to train on.
 
-    `token_ids` (L) is the prompt followed by the sampled tokens. `advantages`, `logprobs` and `trained` belong to the
-    last `len(logprobs)` tokens, the sampled ones (T). Every sampled token of a trajectory has the trajectory's advantage.
+    `token_ids` (L) is the prompt followed by the sampled tokens; `logprobs` (T) belong to its last T tokens, the sampled
+    ones. All of them have the trajectory's advantage.
     """
 
     token_ids: tuple[int, ...]
@@ -50,6 +50,7 @@ class TrainSequence:
     """Sampled logprobs at `temperature`; None: the token is context only."""
     advantage: float
     temperature: float = 1.0
+    """The model's logits are divided by it; 0 (greedy) counts as 1, as in the logprobs that engines report."""
 
     @property
     def prompt_length(self) -> int:

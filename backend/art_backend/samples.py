@@ -187,7 +187,7 @@ def _collect(trajectory: Trajectory, eos_token_ids: frozenset[int]) -> _Calls:
     for history in trajectory.histories():
         previous: tuple[object, SampledCall] | None = None
         for item in _sampled_items(history):
-            call = sampled_call(item)
+            call = sampled_call(_with_logprob_entries(item))
             if isinstance(call, NotTrainable):
                 calls.untrainable[call] += is_new(id(item))
                 continue
@@ -205,19 +205,17 @@ def _collect(trajectory: Trajectory, eos_token_ids: frozenset[int]) -> _Calls:
 def _sampled_items(history: History) -> Iterator[Any]:
     """The sampled turns of a history: choices, and assistant messages (dicts) that carry what was sampled."""
     for item in history.messages_and_choices:
-        if is_choice(item):
+        if is_choice(item) or (item.get("role") == "assistant" and (item.get(Extra.TOKEN_IDS) or item.get("logprobs"))):
             yield item
-        elif item.get("role") == "assistant" and (item.get(Extra.TOKEN_IDS) or item.get("logprobs")):
-            yield _with_logprob_entries(item)
 
 
-def _with_logprob_entries(message: dict[str, Any]) -> dict[str, Any]:
-    """`message` with logprobs in the form of the OpenAI API, where they were given as a plain list of numbers."""
-    logprobs = message.get("logprobs")
+def _with_logprob_entries(item: Any) -> Any:
+    """`item` with logprobs in the form of the OpenAI API, where a message gives them as a plain list of numbers."""
+    logprobs = _field(item, "logprobs")
     if not isinstance(logprobs, list):
-        return message
+        return item
     entries = [entry if isinstance(entry, dict) else {"logprob": entry} for entry in logprobs]
-    return {**message, "logprobs": {"content": entries}}
+    return {**item, "logprobs": {"content": entries}}
 
 
 def _field(item: Any, name: str) -> Any:

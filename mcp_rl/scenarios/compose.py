@@ -28,7 +28,6 @@ KIND_OF: dict[int, Kind] = {1: "single", 2: "chain2", 3: "chain3"}
 MAX_ACTION = 90
 MAX_QUESTIONS = 4
 MAX_LINKS = 3
-MAX_DRAFTS = 800
 ASKING = ("{}", "{}", "Then answer: {}", "Tell me: {}")
 
 
@@ -104,8 +103,8 @@ class Composer:
             for seen in observations
         }
 
-    def drafts(self, kind: Kind) -> list[Draft]:
-        """Drafts of one kind in a seeded order, at most `MAX_DRAFTS`."""
+    def drafts(self, kind: Kind, limit: int) -> list[Draft]:
+        """At most `limit` drafts of one kind, in a seeded order in which all combinations of tools take turns."""
         chains: list[tuple[Step, ...]] = [(Step(seen),) for seen in self._seen]
         if kind != "single":
             chains = [chain for first in chains for chain in self._extend(first)]
@@ -115,7 +114,7 @@ class Composer:
         random.Random(f"{self._seed}/{kind}").shuffle(chains)
         by_tools = grouped(chains, lambda chain: tuple(step.seen.tool.name for step in chain))
         fair = turns([iter(same) for same in by_tools])
-        return list(islice((draft for chain in fair for draft in self._ask(chain)), MAX_DRAFTS))
+        return list(islice((draft for chain in fair for draft in self._ask(chain)), limit))
 
     def _extend(self, chain: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
         """`chain` with one more step: those that need it first, then some that merely follow."""

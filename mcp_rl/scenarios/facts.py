@@ -150,7 +150,7 @@ def place(data: Any, path: Path, noun: str) -> str | None:
     indices = [index for index, part in enumerate(path) if isinstance(part, int)]
     keys = [str(part) for part in path if isinstance(part, str)]
     if not indices:
-        return " ".join(keys[-2:]) if keys else "result"
+        return (" ".join(keys[-2:]).strip() or None) if keys else "result"
     if len(indices) > 1:
         return None
     where = indices[0]
@@ -165,6 +165,8 @@ def place(data: Any, path: Path, noun: str) -> str | None:
         return None
     below = " ".join(str(part) for part in path[where + 1 :])
     listed = str(path[where - 1]) if where else noun
+    if not listed.strip() or (path[where + 1 :] and not below.strip()):
+        return None
     if not below:
         return f"{order} of the {listed}"
     return below if size == 1 else f"{below} in the {order} of the {listed}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import date
 
 from art_core.errors import ConfigError
-from mcp_rl.scenarios.compose import Composer
+from mcp_rl.scenarios.compose import Composer, Draft
 from mcp_rl.scenarios.model import KINDS, Caller, Kind, Scenario, Split, argument_key
 from mcp_rl.scenarios.probe import Findings, Observation, Prober
 from mcp_rl.scenarios.propose import MAX_RESULT
@@ -79,7 +79,11 @@ def _choose(
 ) -> list[Scenario]:
     sides = assign(usable, held_out, random.Random(f"{seed}/split"))
     free = [seen for seen in usable if sides[seen.number] is None]
-    shared = _share_out(Composer(findings, free, date.today(), seed), kinds, held_out)
+    limit = 400 + 3 * num  # some drafts will be refused
+    free_drafts = [
+        draft for kind in kinds for draft in Composer(findings, free, date.today(), seed).drafts(kind, limit)
+    ]
+    shared = _share_out(free_drafts, held_out)
     wanted: dict[Split, int] = {"train": num - round(num * held_out), "held_out": round(num * held_out)}
     splits: tuple[Split, ...] = ("train", "held_out") if held_out else ("train",)
     tasks: set[str] = set()
@@ -88,7 +92,7 @@ def _choose(
         composer = Composer(
             findings, [seen for seen in usable if sides[seen.number] in (None, split)], date.today(), seed
         )
-        drafts = [[d for d in composer.drafts(kind) if shared.get(d.key, split) == split] for kind in kinds]
+        drafts = [[d for d in composer.drafts(kind, limit) if shared.get(d.key, split) == split] for kind in kinds]
         choosers[split] = Chooser(composer, split, drafts, tasks)
     taken = {split: choosers[split].take(wanted[split]) for split in splits}
     for split in splits:  # what one side lacks, the other may have
@@ -96,9 +100,9 @@ def _choose(
     return [scenario for split in splits for scenario in taken[split]]
 
 
-def _share_out(composer: Composer, kinds: Sequence[Kind], held_out: float) -> dict[str, Split]:
-    """The side of each draft whose calls have no arguments: every third, say, is held out."""
-    drafts = sorted((draft for kind in kinds for draft in composer.drafts(kind)), key=lambda d: (d.rank, d.key))
+def _share_out(drafts: Sequence[Draft], held_out: float) -> dict[str, Split]:
+    """The side of each of `drafts`, whose calls have no arguments: every third, say, is held out."""
+    drafts = sorted(drafts, key=lambda draft: (draft.rank, draft.key))
     return {
         draft.key: "held_out" if int((index + 1) * held_out) > int(index * held_out) else "train"
         for index, draft in enumerate(drafts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -147,6 +148,7 @@ def test_the_default_model_is_fetched_and_converted(tmp_path: Path, smollm2: Pat
     assert made.keys() == known.keys()
     assert all(torch.equal(made[name], known[name]) for name in made)
     assert load_tokenizer(folder / "smollm2-135m").encode(" toolbox") == [39418]
+    shutil.rmtree(folder)  # half a gigabyte that pytest would keep
 
 
 # --- the hub ---

@@ -108,7 +108,7 @@ def test_ckpt_04_what_is_no_complete_step_is_ignored_and_reported(
     assert checkpoints.newest() == 0
     assert not caplog.records  # each is reported once
     for step in (4, 5, 6, 7, 8, 9):
-        with pytest.raises(CheckpointError, match=f"step {step} has no checkpoint"):
+        with pytest.raises(CheckpointError, match=f"step {step} has no complete checkpoint"):
             checkpoints.path(step)
 
 

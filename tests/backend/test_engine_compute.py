@@ -99,6 +99,24 @@ def test_prefix_grows_and_shrinks_under_running_rows(model: Any, scheduler: Sche
         assert_exact(model, row)
 
 
+def test_a_replaced_prefix_takes_its_sequences_with_it(model: Any, scheduler: Scheduler) -> None:
+    one, other = tokens(0, 100), tokens(9, 100)
+    first = run(scheduler, [make_row(one + tokens(i, 5), 4) for i in range(4)])
+    run(scheduler, [make_row(other + tokens(i, 5), 4) for i in range(4)])
+    (row,) = run(scheduler, [make_row(first[0].tokens + tokens(5, 5), 4)])
+    assert_exact(model, row)
+
+
+def test_few_tokens_in_common_with_the_prefix(model: Any, scheduler: Scheduler) -> None:
+    """Too few to share; they are copied out of the prefix."""
+    system = tokens(0, 100)
+    run(scheduler, [make_row(system + tokens(i, 5), 4) for i in range(4)])
+    before = scheduler.stats.tokens_prefilled
+    (row,) = run(scheduler, [make_row(system[:20] + tokens(7, 30), 4)])
+    assert_exact(model, row)
+    assert scheduler.stats.tokens_prefilled - before == 30
+
+
 @pytest.mark.parametrize("private_again", [0, 64, 8192])
 def test_random_traffic(model: Any, monkeypatch: pytest.MonkeyPatch, private_again: int) -> None:
     monkeypatch.setattr(admission, "MAX_PRIVATE_AGAIN", private_again)

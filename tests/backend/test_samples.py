@@ -177,6 +177,8 @@ def test_loss_07_c_a_dict_message_with_its_tokens_is_taken_like_a_choice(logprob
     incomplete = {name: value for name, value in message.items() if name != "prompt_token_ids"}
     counted = samples([attempt(1.0, incomplete), attempt(0.0, choice([5], [3, 2]))]).report
     assert counted.untrainable == {NotTrainable.NO_TOKEN_IDS: 1}
+    many = samples([attempt(1.0, *[dict(incomplete) for _ in range(20)]), attempt(0.0, choice([5], [3, 2]))]).report
+    assert many.untrainable == {NotTrainable.NO_TOKEN_IDS: 20}
 
 
 def test_tok_01_the_sampled_ids_are_trained_and_a_prompt_that_differs_is_a_prefix_break() -> None:

@@ -212,6 +212,12 @@ async def test_dropping_a_group_does_not_make_its_failures_go_away() -> None:
         await gather_trajectory_groups([TrajectoryGroup([failing(ValueError("x"))])], after_each=lambda group: None)
 
 
+async def test_a_copied_group_does_not_double_its_failures() -> None:
+    group = TrajectoryGroup([rollout(1.0), failing(ValueError("x"))])
+    copied = await gather_trajectory_groups([group], after_each=lambda g: g.model_copy(deep=True), max_exceptions=1)
+    assert len(copied[0].exceptions) == 1
+
+
 async def test_gather_trajectories_keeps_places() -> None:
     error = ValueError("x")
     results = await gather_trajectories([rollout(1.0, 0.02), failing(error), rollout(3.0)], max_exceptions=1)

@@ -80,6 +80,8 @@ def _apply(
             tokenize=tokenize,
             return_dict=False,  # its default differs between transformers 4 and 5
         )
+    except RenderError:
+        raise
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # what a template can raise
         raise RenderError(
             f"The chat template cannot render this conversation ({error}): change the messages, or use a model whose "

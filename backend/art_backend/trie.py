@@ -1,0 +1,164 @@
+"""One prefix trie of all sequences of a batch, so that what they share is computed once.
+
+A causal model predicts the token after a position from that position's state, so what is trained hangs at the position
+that *predicts* it: a `Predictions` row names the position, the sampled token, and whose advantage and sampled logprob it
+enters the loss with. That makes every case the same case. Branches that part right after a prompt are several targets
+of the prompt's last position; a token that two trajectories sampled alike is two targets of one position; a turn that a
+later prompt repeats is a path through positions that carry the earlier turn's targets; a sub-agent is another root.
+What lies behind the last trained token of every sequence predicts nothing and is not in the trie at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from art_backend.protocols import TrainSequence
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of tokens without a branch: tokens `start` to `stop` of the trie, the first of them at `depth`."""
+
+    start: int
+    stop: int
+    depth: int
+    parent: int | None
+    """Index of the segment it continues, which stands before it; None: it is a root."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What is trained, one row (E) for each sampled token of each sequence, ordered by position, then temperature."""
+
+    at: Ints
+    """Position that predicts the token."""
+    target: Ints
+    """The sampled token."""
+    advantage: Floats
+    logprob: Floats
+    """As it was sampled, at `temperature`."""
+    temperature: Floats
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def part(self, rows: slice | Ints, moved: int = 0) -> Predictions:
+        """Some rows, with `moved` added to their positions."""
+        return Predictions(
+            self.at[rows] + moved, self.target[rows], self.advantage[rows], self.logprob[rows], self.temperature[rows]
+        )
+
+    @staticmethod
+    def join(parts: Sequence[Predictions]) -> Predictions:
+        """All rows of `parts`, one after the other."""
+        return Predictions(
+            _concatenated([part.at for part in parts]),
+            _concatenated([part.target for part in parts]),
+            np.concatenate([np.empty(0), *(part.advantage for part in parts)]),
+            np.concatenate([np.empty(0), *(part.logprob for part in parts)]),
+            np.concatenate([np.empty(0), *(part.temperature for part in parts)]),
+        )
+
+
+@dataclass(frozen=True)
+class Trie:
+    """`token_ids` (N), the `segments` they form in depth-first order, and the `predictions` made from them."""
+
+    token_ids: Ints
+    segments: tuple[Segment, ...]
+    predictions: Predictions
+
+
+def build_trie(sequences: Sequence[TrainSequence]) -> Trie:
+    """The trie of `sequences`; their order does not matter.
+
+    Not trained, and not counted: sampled tokens whose logprob is None or not finite, and a sampled token that has nothing
+    before it (no position predicts it).
+    """
+    trained = [(sequence, indices) for sequence in sequences if len(indices := _trained_indices(sequence))]
+    inputs = [np.asarray(sequence.token_ids[: indices[-1]], dtype=np.int64) for sequence, indices in trained]
+    order = sorted(range(len(trained)), key=lambda i: trained[i][0].token_ids[: len(inputs[i])])
+    token_ids, segments, paths = _lay_out([inputs[i] for i in order])
+    parts = [_predictions(*trained[i], path) for i, path in zip(order, paths, strict=True)]
+    made = Predictions.join(parts)
+    in_order = np.lexsort((made.logprob, made.advantage, made.target, made.temperature, made.at))
+    return Trie(token_ids, segments, made.part(in_order))
+
+
+def _trained_indices(sequence: TrainSequence) -> Ints:
+    """Indices into `token_ids` of the tokens to train, ascending."""
+    indices = np.flatnonzero(np.isfinite(_sampled_logprobs(sequence))) + sequence.prompt_length
+    return indices[indices > 0]
+
+
+def _sampled_logprobs(sequence: TrainSequence) -> Floats:
+    return np.array(sequence.logprobs, dtype=np.float64)  # None becomes NaN
+
+
+def _predictions(sequence: TrainSequence, indices: Ints, path: Ints) -> Predictions:
+    """The predictions of a sequence whose tokens lie at `path`. Temperature 0 (greedy) has the logprobs of 1."""
+    count = len(indices)
+    return Predictions(
+        at=path[indices - 1],
+        target=np.asarray(sequence.token_ids, dtype=np.int64)[indices],
+        advantage=np.full(count, sequence.advantage),
+        logprob=_sampled_logprobs(sequence)[indices - sequence.prompt_length],
+        temperature=np.full(count, sequence.temperature or 1.0),
+    )
+
+
+def _lay_out(inputs: Sequence[Ints]) -> tuple[Ints, tuple[Segment, ...], list[Ints]]:
+    """Tokens and segments of the trie of sorted `inputs` (none empty), and where each input lies in it.
+
+    Being sorted, inputs that share a prefix are neighbours, the shorter first, and what a run of them shares is what its
+    first and last share.
+    """
+    segments: list[Segment] = []
+    tokens: list[Ints] = []
+    paths: list[list[tuple[int, int]]] = [[] for _ in inputs]  # slices of the trie
+    size = 0
+    work: list[tuple[int, int, int, int | None]] = [(*run, 0, None) for run in _runs(inputs, 0, len(inputs), 0)][::-1]
+    while work:
+        low, high, depth, parent = work.pop()
+        first = low
+        while (stop := _shared(inputs[first], inputs[high - 1])) == len(inputs[first]) and first < high - 1:
+            first += 1  # it ends here, on the way of the others
+        index = len(segments)
+        segments.append(Segment(size, size + stop - depth, depth, parent))
+        tokens.append(inputs[first][depth:stop])
+        for i in range(low, high):
+            paths[i].append((size, size + min(stop, len(inputs[i])) - depth))
+        size += stop - depth
+        if len(inputs[first]) > stop:
+            work += [(*run, stop, index) for run in _runs(inputs, first, high, stop)][::-1]
+    return _concatenated(tokens), tuple(segments), [_concatenated([np.arange(*part) for part in path]) for path in paths]
+
+
+def _concatenated(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _shared(one: Ints, other: Ints) -> int:
+    """How many tokens two sequences have in common at their start."""
+    size = min(len(one), len(other))
+    differ = one[:size] != other[:size]
+    return int(differ.argmax()) if differ.any() else size
+
+
+def _runs(inputs: Sequence[Ints], low: int, high: int, depth: int) -> Iterator[tuple[int, int]]:
+    """The runs of neighbours in `low` to `high` that have the same token at `depth`."""
+    start = low
+    for i in range(low + 1, high + 1):
+        if i == high or inputs[i][depth] != inputs[start][depth]:
+            yield start, i
+            start = i
