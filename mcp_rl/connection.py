@@ -100,6 +100,7 @@ class Connection:
         """Call a tool. A refusal by the server is a result; LostError after `timeout` seconds or when it is gone."""
         from anyio import ClosedResourceError
         from fastmcp.exceptions import McpError
+        from pydantic import ValidationError
 
         self._in_flight += 1
         self._idle.clear()
@@ -114,6 +115,8 @@ class Connection:
             if _SESSION_TERMINATED in error.error.message.lower():
                 raise self._losing("has forgotten the session (was it restarted?)", unsent=True) from error
             return error_result(error.error.message)
+        except ValidationError:
+            return error_result("The server sent a reply that is not valid MCP.")
         except LostError:
             raise
         except ClosedResourceError as error:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from art_core.types import Trajectory, TrajectoryGroup
 
 C = TypeVar("C", GRPOConfig, SFTConfig)
+
+log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.json"
 SERVED_STEPS = 2
@@ -161,8 +165,7 @@ class LocalBackend:
         """Cross-entropy on the assistant turns of `trajectories` (options: `SFTConfig`): one policy version, however
         many optimizer steps."""
         config, run = parse_config(SFTConfig, options), self._run(model)
-        tokenizer = load_tokenizer(resolve(run.base_model))
-        examples = [_sft_sequences(tokenizer, trajectory) for trajectory in trajectories]
+        examples = await asyncio.to_thread(_sft_sequences, run.base_model, list(trajectories))
         if not any(examples):
             raise TrainingError(
                 "train_sft got no assistant turn to learn from: give trajectories with assistant messages."
@@ -277,12 +280,22 @@ class LocalBackend:
         )
 
 
-def _sft_sequences(tokenizer: Any, trajectory: Trajectory) -> list[TrainSequence]:
-    return [
-        sequence
-        for history in trajectory.histories()
-        for sequence in sequences_from_messages(tokenizer, history.messages(), history.tools).sequences
-    ]
+def _sft_sequences(base_model: str, trajectories: Iterable[Trajectory]) -> list[list[TrainSequence]]:
+    """The assistant turns of each trajectory as sequences. Turns that cannot be rendered are counted in a warning."""
+    path = resolve(base_model)
+    tokenizer, eos = load_tokenizer(path), eos_token_ids(path)
+    examples, skipped = [], []
+    for trajectory in trajectories:
+        example: list[TrainSequence] = []
+        for history in trajectory.histories():
+            tokenized = sequences_from_messages(tokenizer, history.messages(), history.tools, eos_token_ids=eos)
+            example += tokenized.sequences
+            skipped += tokenized.skipped
+        examples.append(example)
+    if skipped:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in Counter(s.reason for s in skipped).items())
+        log.warning("%d assistant turns are not trained (%s); the first: %s", len(skipped), reasons, skipped[0].detail)
+    return examples
 
 
 def _batches(

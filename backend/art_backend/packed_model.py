@@ -86,12 +86,12 @@ class PackedModel:
         for at, chunk, index in _chunks(row.predictions):
             yield self._score(hidden_NE[torch.from_numpy(at).to(self.device)], chunk, index)
 
-    def backward(self, row: Row, objective: Objective, scale: float) -> Iterator[tuple[Scores, torch.Tensor]]:
+    def backward(self, row: Row, objective: Objective, scale: float) -> list[tuple[Scores, torch.Tensor]]:
         """Add the gradient of `scale` times the summed losses of a row to the parameters' gradients.
 
-        Yields the scores and losses (E) of a chunk at a time, both detached; must be exhausted to take effect.
+        Returns scores and losses (E), chunk by chunk.
         """
-        hidden_NE = self._hidden(row)
+        hidden_NE, done = self._hidden(row), []
         gradient_NE = torch.zeros_like(hidden_NE)
         for at, chunk, index in _chunks(row.predictions):
             at_R = torch.from_numpy(at).to(self.device)
@@ -100,8 +100,9 @@ class PackedModel:
             losses_E = objective(scores)
             (losses_E.sum() * scale).backward()
             gradient_NE.index_add_(0, at_R, states_RE.grad)
-            yield scores, losses_E.detach()
+            done.append((scores, losses_E.detach()))
         hidden_NE.backward(gradient_NE)
+        return done
 
     def _hidden(self, row: Row) -> torch.Tensor:
         """Last hidden states (N, E)."""

@@ -154,6 +154,14 @@ async def test_protocol_error_of_a_tool_is_a_result():
         assert server.errors == {"refuse": 1}
 
 
+async def test_malformed_reply_is_an_error_of_the_tool():
+    results = {"echo": {"content": [{"type": "nonsense"}]}}
+    async with MCPServer(raw(tools=named("echo", "pid"), results=results)) as server:
+        pid = (await server.call("pid", {})).text
+        assert (await server.call("echo", {})).is_error
+        assert (await server.call("pid", {})).text == pid
+
+
 @pytest.mark.parametrize("script", [{}, {"tools": []}])
 async def test_mcp_06_a_f_no_tools(script):
     with pytest.raises(ServerError, match="the server offers no tools"):

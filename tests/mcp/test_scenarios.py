@@ -92,7 +92,7 @@ def test_schema_01_references_are_followed_and_recursion_ends() -> None:
         max_leaves=12,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_loadable_schema_gives_values_without_an_error(schema: Any) -> None:
     root = normalise({"type": "object", "properties": {"v": schema}}, "odd")
     made_up(root["properties"]["v"], root, random.Random(0), count=2)
@@ -178,7 +178,7 @@ def test_what_changes_or_speaks_of_today_is_not_asked_about() -> None:
         st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_result_can_be_read_and_asked_about(data: Any) -> None:
     tree = read_result(result("text", data))
     for question in questions(tree, "things", frozenset(), TODAY):

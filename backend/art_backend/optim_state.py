@@ -1,0 +1,93 @@
+"""What a step depends on beside the adapter, as safetensors and JSON: the optimizer's moments, the step number, the RNG.
+
+Nothing is unpickled, and nothing is rounded: float32 moments and the raw state of torch's generators come back bit for
+bit. The learning rate is constant and comes with each step's options, so the schedule's whole state is the step number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from art_core.errors import CheckpointError
+from art_core.files import write_json
+
+TENSORS, STATE = "optimizer.safetensors", "state.json"
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps for each parameter."""
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+"""The trained parameters with stable names."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """A saved state that was read and checked against the parameters, not yet applied."""
+
+    moments: dict[str, dict[str, torch.Tensor]]
+    """By parameter; empty before the first step."""
+    generators: dict[str, torch.Tensor]
+    steps: int
+
+    def apply(self, optimizer: torch.optim.AdamW, parameters: Named) -> None:
+        """Put the moments into `optimizer` and set torch's generators."""
+        optimizer.state.clear()
+        for name, parameter in parameters:
+            if self.moments:
+                moments = self.moments[name]
+                optimizer.state[parameter] = {
+                    "step": moments["step"],
+                    "exp_avg": moments["exp_avg"].to(parameter.device),
+                    "exp_avg_sq": moments["exp_avg_sq"].to(parameter.device),
+                }
+        for name, generator in self.generators.items():
+            device = name.removeprefix("rng.")
+            if device == "cpu":
+                torch.set_rng_state(generator)
+            elif torch.cuda.is_available() and int(device.removeprefix("cuda.")) < torch.cuda.device_count():
+                torch.cuda.set_rng_state(generator, int(device.removeprefix("cuda.")))
+
+
+def save_trainer_state(folder: Path, optimizer: torch.optim.AdamW, parameters: Named, steps: int) -> None:
+    """Write the state after `steps` optimizer steps to `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"rng.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    for name, parameter in parameters:
+        if state := optimizer.state.get(parameter):
+            tensors |= {f"{name}:{moment}": state[moment].cpu().contiguous() for moment in MOMENTS}
+    save_file(tensors, folder / TENSORS)
+    write_json(folder / STATE, {"version": 1, "optimizer": "adamw", "schedule": "constant", "steps": steps})
+
+
+def read_trainer_state(folder: Path, parameters: Named) -> TrainerState:
+    """Read what `save_trainer_state` wrote. Raises CheckpointError when a part is missing or fits other parameters."""
+    try:
+        tensors = load_file(folder / TENSORS)
+        steps = int(json.loads((folder / STATE).read_bytes())["steps"])
+    except FileNotFoundError as error:
+        missing = next(name for name in (TENSORS, STATE) if not (folder / name).is_file())
+        raise CheckpointError(
+            f"{folder / missing} is missing: without it training would go on with a fresh optimizer; restore the file or "
+            "resume from another checkpoint."
+        ) from error
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the trainer state in {folder} is damaged ({error}): use another checkpoint.") from error
+    generators = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
+    expected = {f"{name}:{moment}" for name, _ in parameters for moment in MOMENTS} if steps else set()
+    shapes_fit = all(
+        tensors[f"{name}:{moment}"].shape == parameter.shape
+        for name, parameter in parameters
+        for moment in MOMENTS[1:]
+        if f"{name}:{moment}" in tensors
+    )
+    if tensors.keys() != expected or not shapes_fit:
+        raise CheckpointError(f"the optimizer state in {folder} is that of another adapter: use another checkpoint.")
+    moments = {name: {key: tensors[f"{name}:{key}"] for key in MOMENTS} for name, _ in parameters} if steps else {}
+    return TrainerState(moments, generators, steps)
