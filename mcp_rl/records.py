@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from art_core.errors import ConfigError
-from art_core.files import append_lines, read_json, read_lines, write_json
+from art_core.files import append_lines, read_json, read_lines, to_json, write_json
 from mcp_rl.tools import Tool
 
 R = TypeVar("R", bound="Record")
@@ -270,8 +270,9 @@ class RunFolder:
 
     def write_steps(self, steps: Iterable[StepRecord]) -> None:
         """Append those of `steps` that are not recorded yet."""
-        known = self.read_steps()
-        append_lines(self.steps, [step.model_dump(mode="json") for step in steps if step not in known])
+        known = {to_json(step.model_dump(mode="json")) for step in self.read_steps()}  # as text: NaN equals NaN there
+        values = [step.model_dump(mode="json") for step in steps]
+        append_lines(self.steps, [value for value in values if to_json(value) not in known])
 
     def read_tools(self) -> ToolsRecord | None:
         """The server and its tools."""

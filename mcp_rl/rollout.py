@@ -19,7 +19,7 @@ from art_core.auto import auto_trajectory, capture_auto_trajectory
 from art_core.errors import EngineError
 from art_core.types import Message, Trajectory, choice_message
 from mcp_rl.arguments import parse_arguments
-from mcp_rl.results import cut
+from mcp_rl.results import cut, error_result
 from mcp_rl.reward import score
 from mcp_rl.scenarios import Scenario
 from mcp_rl.tools import Tool, ToolResult
@@ -92,7 +92,7 @@ class Agent:
         messages = opening(scenario)
         trajectory = auto_trajectory(required=True)
         trajectory.metadata |= {"scenario_id": scenario.id, "kind": scenario.kind, "seed": seed, "tool_results": []}
-        end, turn, tokens = EndReason.MAX_TURNS, 0, 0
+        end, turn, tokens, invalid = EndReason.MAX_TURNS, 0, 0, 0
         for turn in range(1, self.config.max_turns + 1):
             completion = await self._complete(messages, seed=(seed * 31 + turn) % 2**31, greedy=greedy)
             if completion is None:
@@ -106,6 +106,7 @@ class Agent:
                 end = EndReason.TRUNCATED if choice.finish_reason == "length" else EndReason.ANSWERED
                 break
             results = await asyncio.gather(*[self._call(session, call) for call in calls])
+            invalid += sum(parse_arguments(call.function.arguments).arguments is None for call in calls)
             messages += [
                 {"role": "tool", "tool_call_id": call.id, "content": result.text}
                 for call, result in zip(calls, results, strict=True)
@@ -114,7 +115,7 @@ class Agent:
         # The last tool results were never part of a request when the turn limit ends the loop: the trajectory then
         # ends with the call, which is what the model did.
         trajectory.metadata["end_reason"] = end.value
-        trajectory.metrics |= {"turns": turn, "completion_tokens": tokens}
+        trajectory.metrics |= {"turns": turn, "completion_tokens": tokens, "invalid_args": invalid}
 
     async def _complete(self, messages: list[Message], *, seed: int, greedy: bool) -> Any:
         """The model's next turn, or None when the conversation does not fit its context."""
@@ -141,10 +142,9 @@ class Agent:
         """Run one tool call of the model. Its own mistakes come back as text that it can learn from."""
         name, parsed = call.function.name, parse_arguments(call.function.arguments)
         if name not in {tool.name for tool in self.tools}:
-            known = ", ".join(tool.name for tool in self.tools)
-            return ToolResult(f"Error: there is no tool {name!r}. Tools: {known}", is_error=True)
+            return error_result(f"There is no tool {name!r}. The tools are: {', '.join(t.name for t in self.tools)}.")
         if parsed.arguments is None:
-            return ToolResult(f"Error: {parsed.error}", is_error=True)
+            return error_result(parsed.error or "Invalid arguments.")
         result = await session.call(name, parsed.arguments)
         return dataclasses.replace(result, text=self.shown(result.text))
 

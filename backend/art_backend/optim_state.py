@@ -7,7 +7,7 @@ bit. The learning rate is constant and comes with each step's options, so the sc
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,30 +21,27 @@ from art_core.files import write_json
 TENSORS, STATE = "optimizer.safetensors", "state.json"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps for each parameter."""
-Named = Sequence[tuple[str, torch.nn.Parameter]]
-"""The trained parameters with stable names."""
+Parameters = Mapping[str, torch.nn.Parameter]
+"""The trained parameters by stable names."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """A saved state that was read and checked against the parameters, not yet applied."""
+    """A saved state that was read, not yet applied."""
 
     moments: dict[str, dict[str, torch.Tensor]]
     """By parameter; empty before the first step."""
     generators: dict[str, torch.Tensor]
     steps: int
 
-    def apply(self, optimizer: torch.optim.AdamW, parameters: Named) -> None:
+    def apply(self, optimizer: torch.optim.AdamW, parameters: Parameters) -> None:
         """Put the moments into `optimizer` and set torch's generators."""
         optimizer.state.clear()
-        for name, parameter in parameters:
-            if self.moments:
-                moments = self.moments[name]
-                optimizer.state[parameter] = {
-                    "step": moments["step"],
-                    "exp_avg": moments["exp_avg"].to(parameter.device),
-                    "exp_avg_sq": moments["exp_avg_sq"].to(parameter.device),
-                }
+        for name, moments in self.moments.items():
+            on = parameters[name].device
+            optimizer.state[parameters[name]] = {
+                key: tensor if key == "step" else tensor.to(on) for key, tensor in moments.items()
+            }
         for name, generator in self.generators.items():
             device = name.removeprefix("rng.")
             if device == "cpu":
@@ -53,21 +50,24 @@ class TrainerState:
                 torch.cuda.set_rng_state(generator, int(device.removeprefix("cuda.")))
 
 
-def save_trainer_state(folder: Path, optimizer: torch.optim.AdamW, parameters: Named, steps: int) -> None:
+def save_trainer_state(folder: Path, optimizer: torch.optim.AdamW, parameters: Parameters, steps: int) -> None:
     """Write the state after `steps` optimizer steps to `folder`, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"rng.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    for name, parameter in parameters:
+    for name, parameter in parameters.items():
         if state := optimizer.state.get(parameter):
             tensors |= {f"{name}:{moment}": state[moment].cpu().contiguous() for moment in MOMENTS}
     save_file(tensors, folder / TENSORS)
     write_json(folder / STATE, {"version": 1, "optimizer": "adamw", "schedule": "constant", "steps": steps})
 
 
-def read_trainer_state(folder: Path, parameters: Named) -> TrainerState:
-    """Read what `save_trainer_state` wrote. Raises CheckpointError when a part is missing or fits other parameters."""
+def read_trainer_state(folder: Path, adapter: Mapping[str, torch.Tensor]) -> TrainerState:
+    """Read what `save_trainer_state` wrote beside the weights `adapter`.
+
+    Raises CheckpointError when a part is missing, damaged or of another adapter.
+    """
     try:
         tensors = load_file(folder / TENSORS)
         steps = int(json.loads((folder / STATE).read_bytes())["steps"])
@@ -80,14 +80,12 @@ def read_trainer_state(folder: Path, parameters: Named) -> TrainerState:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the trainer state in {folder} is damaged ({error}): use another checkpoint.") from error
     generators = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-    expected = {f"{name}:{moment}" for name, _ in parameters for moment in MOMENTS} if steps else set()
-    shapes_fit = all(
-        tensors[f"{name}:{moment}"].shape == parameter.shape
-        for name, parameter in parameters
-        for moment in MOMENTS[1:]
-        if f"{name}:{moment}" in tensors
-    )
-    if tensors.keys() != expected or not shapes_fit:
+    expected = {
+        f"{name}:{key}": () if key == "step" else tuple(weights.shape)
+        for name, weights in (adapter.items() if steps else ())
+        for key in MOMENTS
+    }
+    if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
         raise CheckpointError(f"the optimizer state in {folder} is that of another adapter: use another checkpoint.")
-    moments = {name: {key: tensors[f"{name}:{key}"] for key in MOMENTS} for name, _ in parameters} if steps else {}
+    moments = {name: {key: tensors[f"{name}:{key}"] for key in MOMENTS} for name in (adapter if steps else ())}
     return TrainerState(moments, generators, steps)

@@ -140,9 +140,16 @@ class PackedModel:
         ids = [(7 * i + 3) % self.vocabulary for i in range(24)]
         prompt, branch = ids[:4], ids[4:9]
         sequences = []
-        for start, sampled in ((prompt, branch), (prompt, ids[9:13]), (prompt + branch, ids[13:18]), (ids[18:20], ids[20:])):
+        for start, sampled in (
+            (prompt, branch),
+            (prompt, ids[9:13]),
+            (prompt + branch, ids[13:18]),
+            (ids[18:20], ids[20:]),
+        ):
             tokens = [*start, *sampled]
-            logits_LV = self.model(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).logits[0].float()
+            logits_LV = (
+                self.model(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).logits[0].float()
+            )
             logprobs_LV = logits_LV[len(start) - 1 : -1].log_softmax(-1)
             logprobs = [logprobs_LV[i, token].item() for i, token in enumerate(sampled)]
             sequences.append(TrainSequence(tuple(tokens), tuple(logprobs), advantage=0.0))

@@ -10,15 +10,15 @@ The model is always in eval mode: the first step on fresh samples then computes 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
-from art_backend.adapter_files import attach_adapter, read_adapter, save_adapter
+from art_backend.adapter_files import adapter_parameters, attach_adapter, read_adapter, save_adapter
 from art_backend.base_model import load_model, resolve
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 from art_backend.losses import cispo, ppo
@@ -35,22 +35,20 @@ BETAS = (0.9, 0.95)
 STATE_FOLDER = "trainer_state"
 
 
-@dataclass
 class _Session:
-    """A loaded model with its adapter and optimizer."""
+    """A model with its adapter and optimizer."""
 
-    base_model: str
-    shape: AdapterConfig
-    packed: PackedModel
-    adapter: Any
-    """The PeftModel around `packed.model`."""
-    optimizer: torch.optim.AdamW
-    steps: int = 0
+    def __init__(self, packed: PackedModel, base_model: str, shape: AdapterConfig, seed: int) -> None:
+        self.packed, self.base_model, self.shape = packed, base_model, shape
+        self.adapter = attach_adapter(packed.model, base_model, shape, seed)
+        self.parameters = adapter_parameters(self.adapter)
+        self.optimizer = torch.optim.AdamW(self.parameters.values(), betas=BETAS)
+        self.steps = 0
 
-    @property
-    def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """The trained ones, by name."""
-        return [(name, p) for name, p in self.adapter.named_parameters() if p.requires_grad]
+    def reshaped(self, shape: AdapterConfig) -> _Session:
+        """The same base model with a fresh adapter of another shape; this session is not to be used any more."""
+        self.adapter.unload()
+        return _Session(self.packed, self.base_model, shape, seed=0)
 
 
 class PeftTrainer:
@@ -66,7 +64,7 @@ class PeftTrainer:
         """
         model = load_model(resolve(base_model))
         model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        self._loaded = _attach(PackedModel(model), base_model, adapter, seed)
+        self._loaded = _Session(PackedModel(model), base_model, adapter, seed)
 
     def step(self, sequences: Sequence[TrainSequence], config: GRPOConfig) -> dict[str, float]:
         """One optimizer step of the GRPO loss. Raises TrainingError, and then has changed nothing."""
@@ -81,28 +79,90 @@ class PeftTrainer:
 
     def save(self, folder: Path) -> None:
         """Write the PEFT adapter to `folder` and optimizer, step number and RNG to `folder/trainer_state/`."""
-        session = self._session
+        session = self._session()
         save_adapter(folder, session.adapter)
         save_trainer_state(folder / STATE_FOLDER, session.optimizer, session.parameters, session.steps)
 
     def restore(self, folder: Path) -> None:
-        """Load what `save` wrote, also when that adapter has another rank than the one loaded here.
+        """Load what `save` wrote, also when that adapter has another rank than the one here.
 
-        Raises CheckpointError when a part is missing or of another model, and then has changed nothing.
+        Raises CheckpointError when a part is missing, damaged or of another model, and then has changed nothing.
         """
-        session = self._session
+        session = self._session()
         saved = read_adapter(folder)
+        saved.check(session.parameters)
+        state = read_trainer_state(folder / STATE_FOLDER, saved.tensors)
         if saved.shape != session.shape:
-            session = _attach(_detached(session), session.base_model, saved.shape, seed=0)
-            self._loaded = session
-        state = read_trainer_state(folder / STATE_FOLDER, session.parameters)
-        saved.apply(session.adapter)
+            self._loaded = session = session.reshaped(saved.shape)
+        saved.apply(session.parameters)
         state.apply(session.optimizer, session.parameters)
         session.steps = state.steps
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model. Idempotent."""
         self._loaded = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _session(self) -> _Session:
+        if self._loaded is None:
+            raise TrainingError("no model is loaded: call `load` first.")
+        return self._loaded
+
+    def _update(
+        self, sequences: Sequence[TrainSequence], config: GRPOConfig | SFTConfig, objective: Objective, tally: Tally
+    ) -> dict[str, float]:
+        session = self._session()
+        trie = build_trie(sequences)
+        _check(trie, session.packed.vocabulary)
+        rows = pack(trie, config.packed_sequence_length)
+        session.optimizer.zero_grad()
+        for row in rows:
+            for scores, losses in _backward(session.packed, row, objective, scale=1 / len(trie.predictions)):
+                tally.add(scores, losses)
+        metrics = tally.metrics()
+        norm = torch.nn.utils.clip_grad_norm_(session.parameters.values(), config.max_grad_norm).item()
+        if not math.isfinite(norm):
+            raise TrainingError(
+                "the gradient is not finite, so the step was not made: lower the learning rate and resume."
+            )
+        for group in session.optimizer.param_groups:
+            group["lr"], group["weight_decay"] = config.learning_rate, config.weight_decay
+        session.optimizer.step()
+        session.steps += 1
+        return {
+            **metrics,
+            "loss/grad_norm": norm,
+            "loss/learning_rate": config.learning_rate,
+            "data/tokens_trained": float(len(trie.predictions)),
+            "data/tokens_computed": float(sum(map(len, rows))),
+            "data/tokens_naive": float(sum(len(sequence.token_ids) for sequence in sequences)),
+            "data/rows": float(len(rows)),
+        }
+
+
+def _policy_loss(scores: Scores, config: GRPOConfig) -> torch.Tensor:
+    loss = cispo if config.loss_fn == "cispo" else ppo
+    return loss(scores.logprob, scores.sampled_logprob, scores.advantage, config.clip_range())
+
+
+def _check(trie: Trie, vocabulary: int) -> None:
+    if not len(trie.predictions):
+        raise TrainingError("there is no token to train: no sequence has a sampled token with a logprob.")
+    ids = np.concatenate([trie.token_ids, trie.predictions.target])
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise TrainingError(
+            f"a sequence has token id {ids.max() if ids.max() >= vocabulary else ids.min()}, but the model knows 0 to "
+            f"{vocabulary - 1}: sample with the model that is trained."
+        )
+
+
+def _backward(packed: PackedModel, row: Row, objective: Objective, scale: float) -> list[tuple[Scores, torch.Tensor]]:
+    try:
+        return packed.backward(row, objective, scale)
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"a row of {len(row)} tokens does not fit into GPU memory: lower packed_sequence_length (a row is never shorter "
+            "than its longest sequence)."
+        ) from error

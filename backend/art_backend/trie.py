@@ -141,7 +141,11 @@ def _lay_out(inputs: Sequence[Ints]) -> tuple[Ints, tuple[Segment, ...], list[In
         size += stop - depth
         if len(inputs[first]) > stop:
             work += [(*run, stop, index) for run in _runs(inputs, first, high, stop)][::-1]
-    return _concatenated(tokens), tuple(segments), [_concatenated([np.arange(*part) for part in path]) for path in paths]
+    return (
+        _concatenated(tokens),
+        tuple(segments),
+        [_concatenated([np.arange(*part) for part in path]) for path in paths],
+    )
 
 
 def _concatenated(parts: Sequence[Ints]) -> Ints:

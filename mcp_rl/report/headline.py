@@ -38,7 +38,7 @@ def story(data: RunData) -> list[str]:
 
 
 def _setting(data: RunData) -> str:
-    told = f"{data.config.model} learned to use {_tools(data)} by GRPO."
+    told = f"{data.config.model} was trained by GRPO to use {_tools(data)}."
     if data.scenarios:
         train, held_out = (sum(s.split == split for s in data.scenarios) for split in ("train", "held_out"))
         told += (
@@ -74,6 +74,11 @@ def warnings(data: RunData) -> list[str]:
     told = [f"Not evaluated yet: {data.title(stage)}." for stage in data.stages if stage not in data.evals]
     if len(data.steps) < data.planned_steps:
         told.append(f"Steps: {steps_done(data)}.")
+    reached = data.before.step + len(data.steps) if data.before else 0
+    if data.after is not None and data.after.step < reached:
+        told.append(
+            f"The evaluation after GRPO is of policy version {data.after.step}, but the run has gone on to {reached}."
+        )
     untrained = [step for step in data.steps if not step.trained]
     if untrained:
         why = f" ({untrained[-1].reason})" if untrained[-1].reason else ""

@@ -16,7 +16,7 @@ from art_core.errors import ConfigError
 from mcp_rl.records import EvalRecord, Phase, RolloutRecord, RunFolder, Stage, StepRecord, Summary
 from mcp_rl.report import build_report
 from mcp_rl.report.data import load_run
-from mcp_rl.report.headline import headline
+from mcp_rl.report.headline import headline, warnings
 from mcp_rl.report.page import mask
 from mcp_rl.report.rollouts import MOST, arguments_text, choose_cases, conversation
 from mcp_rl.report.stats import calls_made, estimate, gain, moving_average, rows
@@ -370,6 +370,10 @@ def test_partial_runs(tmp_path):
     assert "The scenarios of this run are not recorded." in page.text
     after_only = make_run(tmp_path / "after")
     after_only.eval(Stage.BEFORE).unlink()
+    stale = make_run(tmp_path / "stale", steps=20)
+    assert "The evaluation after GRPO is of policy version 17, but the run has gone on to 21." in warnings(
+        load_run(stale.path)
+    )
     assert "what it was before GRPO is not recorded" in headline(load_run(after_only.path))
 
 
@@ -421,7 +425,7 @@ def test_records_round_trip_and_totals_span_sessions(tmp_path):
     assert (config["started"], config["steps"], config["base_model"], config["group_size"]) == (started, 20, "m", 8)
 
 
-def test_step_from_history():
+def test_step_from_history(tmp_path):
     entry = {
         "step": 3,
         "trained": 1,
@@ -439,6 +443,10 @@ def test_step_from_history():
     step = StepRecord.from_history(entry)
     assert (step.step, step.phase, step.reward, step.seconds) == (2, Phase.GRPO, 0.5, 5.5)
     assert (step.tokens_sampled, step.tokens_trained, step.groups_skipped, step.trained) == (120, 90, 1, True)
+    run = RunFolder(tmp_path)
+    for _ in range(2):  # NaN and all: a step is recorded once
+        run.write_steps([StepRecord.from_history(entry)])
+    assert len(run.steps.read_text().splitlines()) == 1
     warmup = StepRecord.from_history({"step": 1, "trained": 1, "loss/train": 0.7, "sft/optimizer_steps": 4})
     assert (warmup.phase, warmup.step, warmup.reward) == (Phase.WARMUP, 1, None)
 

@@ -1,0 +1,99 @@
+"""A LoRA adapter on a model, and as the two files that PEFT and vLLM load.
+
+Tensors are named as PEFT names them in the file, without the adapter's own name, so one set of names serves the file, the
+optimizer state and the parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from art_backend.config import AdapterConfig
+from art_core.errors import CheckpointError, TrainingError
+from art_core.files import write_json
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def attach_adapter(model: Any, base_model: str, shape: AdapterConfig, seed: int) -> Any:
+    """`model` with a fresh float32 LoRA adapter on all linear layers but the head, as a PeftModel; the base is frozen.
+
+    The same seed gives the same weights, and no global random state is touched. Raises TrainingError.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=shape.r, lora_alpha=shape.alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            adapter = get_peft_model(model, config)
+        except ValueError as error:
+            raise TrainingError(
+                f"{type(model).__name__} takes no LoRA adapter ({error}): use a Llama-type model."
+            ) from error
+    adapter.peft_config["default"].base_model_name_or_path = base_model
+    return adapter.eval()
+
+
+def adapter_parameters(adapter: Any) -> dict[str, torch.nn.Parameter]:
+    """The trained parameters of a PeftModel, by their names in the file."""
+    return {name.replace(".default.", "."): p for name, p in adapter.named_parameters() if p.requires_grad}
+
+
+def save_adapter(folder: Path, adapter: Any) -> None:
+    """Write the adapter's two files to `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: p.detach().cpu().contiguous() for name, p in adapter_parameters(adapter).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config = adapter.peft_config["default"].to_dict()
+    config |= {"inference_mode": True, "target_modules": sorted(config["target_modules"])}  # a set has no fixed order
+    write_json(folder / CONFIG, config)
+
+
+@dataclass(frozen=True)
+class SavedAdapter:
+    """An adapter that was read, not yet applied."""
+
+    folder: Path
+    shape: AdapterConfig
+    tensors: dict[str, torch.Tensor]
+
+    def check(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Raise CheckpointError unless the adapter, whatever its rank, is one of the model with these parameters."""
+        r = self.shape.r
+        fitting = {name: (r, p.shape[1]) if ".lora_A." in name else (p.shape[0], r) for name, p in parameters.items()}
+        if fitting != {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}:
+            raise CheckpointError(
+                f"the adapter in {self.folder} does not fit the base model: load the model it was trained on."
+            )
+
+    @torch.no_grad()
+    def apply(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Overwrite `parameters`, which have the adapter's names and shapes."""
+        for name, parameter in parameters.items():
+            parameter.copy_(self.tensors[name])
+
+
+def read_adapter(folder: Path) -> SavedAdapter:
+    """Read what `save_adapter` wrote. Raises CheckpointError when a file is missing or damaged."""
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+        return SavedAdapter(
+            folder, AdapterConfig(r=config["r"], alpha=config["lora_alpha"]), load_file(folder / WEIGHTS)
+        )
+    except FileNotFoundError as error:
+        missing = next(name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file())
+        raise CheckpointError(f"{folder / missing} is missing: resume from another checkpoint.") from error
+    except (OSError, SafetensorError, ValueError, ValidationError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the adapter in {folder} is damaged ({error}): use another checkpoint.") from error
