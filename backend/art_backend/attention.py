@@ -58,8 +58,8 @@ def lay_out(row: Row, dtype: torch.dtype, device: torch.device, tile: int = TILE
     tiles = []
     for start in range(0, len(row), tile):
         queries = np.arange(start, min(start + tile, len(row)))
-        seen = sees[segment[start] : segment[queries[-1]] + 1].any(axis=0)
-        keys = np.flatnonzero(seen[segment[: queries[-1] + 1]])
+        seen = np.flatnonzero(sees[segment[start] : segment[queries[-1]] + 1].any(axis=0))
+        keys = np.flatnonzero(np.isin(segment[: queries[-1] + 1], seen))
         visible = sees[segment[queries][:, None], segment[keys]] & (keys <= queries[:, None])
         bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), -torch.inf)
         tiles.append(Tile(start, int(queries[-1]) + 1, tuple(_slices(keys)), bias.to(device)))

@@ -85,7 +85,9 @@ def read_trainer_state(folder: Path, adapter: Mapping[str, torch.Tensor]) -> Tra
         for name, weights in (adapter.items() if steps else ())
         for key in MOMENTS
     }
-    if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
-        raise CheckpointError(f"the optimizer state in {folder} is that of another adapter: use another checkpoint.")
+    if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()} or "rng.cpu" not in generators:
+        raise CheckpointError(
+            f"the optimizer state in {folder} is incomplete or that of another adapter: use another checkpoint."
+        )
     moments = {name: {key: tensors[f"{name}:{key}"] for key in MOMENTS} for name in (adapter if steps else ())}
     return TrainerState(moments, generators, steps)

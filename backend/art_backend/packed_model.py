@@ -98,10 +98,10 @@ class PackedModel:
             states_RE = hidden_NE.detach()[at_R].requires_grad_()
             scores = self._score(states_RE, chunk, index)
             losses_E = objective(scores)
-            (losses_E.sum() * scale).backward()
-            gradient_NE.index_add_(0, at_R, states_RE.grad)
+            (gradient_RE,) = torch.autograd.grad(losses_E.sum() * scale, states_RE)
+            gradient_NE.index_add_(0, at_R, gradient_RE)
             done.append((scores, losses_E.detach()))
-        hidden_NE.backward(gradient_NE)
+        torch.autograd.backward(hidden_NE, gradient_NE)
         return done
 
     def _hidden(self, row: Row) -> torch.Tensor:

@@ -127,7 +127,8 @@ def _lay_out(inputs: Sequence[Ints]) -> tuple[Ints, tuple[Segment, ...], list[In
     tokens: list[Ints] = []
     paths: list[list[tuple[int, int]]] = [[] for _ in inputs]  # slices of the trie
     size = 0
-    work: list[tuple[int, int, int, int | None]] = [(*run, 0, None) for run in _runs(inputs, 0, len(inputs), 0)][::-1]
+    work: list[tuple[int, int, int, int | None]] = []  # runs of inputs that share a next segment, the next one last
+    work += [(*run, 0, None) for run in _runs(inputs, 0, len(inputs), 0)][::-1]
     while work:
         low, high, depth, parent = work.pop()
         first = low

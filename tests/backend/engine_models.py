@@ -65,7 +65,9 @@ def assert_exact(model: Any, row: Row, tolerance: float = 1e-4) -> None:
     """Every logprob is that of a plain forward pass over the row's tokens; greedy tokens are the likeliest."""
     assert row.sampled, (row.finish, row.error)
     with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([row.tokens]), use_cache=False).logits[0, len(row.prompt) - 1 : -1].float()
+        logits = (
+            model(input_ids=torch.tensor([row.tokens]), use_cache=False).logits[0, len(row.prompt) - 1 : -1].float()
+        )
     logprobs = (logits / (row.options.temperature or 1.0)).log_softmax(-1)
     ids = torch.tensor([token.token_id for token in row.sampled])
     reported = torch.tensor([token.logprob for token in row.sampled])

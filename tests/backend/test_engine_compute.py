@@ -154,7 +154,9 @@ def test_srv_01_adapters_take_turns_exactly(model: Any, tmp_path: Path) -> None:
         "one": save_adapter(model, folders["one"], seed=1),
         "two": save_adapter(model, folders["two"], seed=2, use_rslora=True, target_modules=["q_proj", "down_proj"]),
     }
-    served = {name: Served(name, load_adapter(folder)) for name, folder in folders.items()} | {"base": Served("base", None)}
+    served = {name: Served(name, load_adapter(folder)) for name, folder in folders.items()} | {
+        "base": Served("base", None)
+    }
     scheduler = start_scheduler(model)
     prompt = tokens(0, 50)
     names = ["one", "two", "base", "one", "one", "base", "two", "one"]
@@ -195,12 +197,16 @@ def test_no_adapter_waits_for_ever(model: Any, tmp_path: Path) -> None:
 
 def test_seed_does_not_depend_on_the_batch(model: Any, scheduler: Scheduler) -> None:
     alone = run(scheduler, [make_row(tokens(0, 20), 16, seed=7)])[0]
-    crowd = run(scheduler, [make_row(tokens(i, 20), 16, seed=i) for i in (3, 4)] + [make_row(tokens(0, 20), 16, seed=7)])
+    crowd = run(
+        scheduler, [make_row(tokens(i, 20), 16, seed=i) for i in (3, 4)] + [make_row(tokens(0, 20), 16, seed=7)]
+    )
     other = run(scheduler, [make_row(tokens(0, 20), 16, seed=8)])[0]
     assert crowd[-1].tokens == alone.tokens != other.tokens
 
 
-def test_a_failed_step_fails_its_requests_only(model: Any, scheduler: Scheduler, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_step_fails_its_requests_only(
+    model: Any, scheduler: Scheduler, caplog: pytest.LogCaptureFixture
+) -> None:
     prefill = scheduler._decoder.prefill
     scheduler._decoder.prefill = lambda *_, **__: 1 / 0  # type: ignore[method-assign]
     (failed,) = run(scheduler, [make_row(tokens(0, 20))])

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from art_backend.engine.schema import ApiError, parse_request
 from art_backend.engine.service import Call, ChatService
@@ -53,8 +54,8 @@ def build_app(service: ChatService, api_key: str) -> FastAPI:
                 return Response(status_code=CLIENT_CLOSED)
             if not asked.stream:
                 return Response(_dumps(done[0]), media_type="application/json")
-            streaming = True
-            return StreamingResponse(_events(call), media_type="text/event-stream")
+            streaming = True  # the response closes the call
+            return _Events(call)
         finally:
             if not streaming:
                 call.close()
@@ -81,16 +82,28 @@ async def _disconnect(request: Request) -> None:
         pass
 
 
+class _Events(StreamingResponse):
+    """The server-sent events of a call. Closes it here, not in the generator: that never starts when the client has gone
+    before the first event, and an open call would keep its model from being retired."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(_events(call), media_type="text/event-stream")
+        self._call = call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._call.close()
+
+
 async def _events(call: Call) -> AsyncIterator[bytes]:
-    """Server-sent events; a client that goes away ends the generator, and so the computation."""
     try:
         async for chunk in call.stream():
             yield b"data: " + _dumps(chunk) + b"\n\n"
         yield b"data: [DONE]\n\n"
     except ApiError as error:
         yield b"data: " + _dumps(error.body()) + b"\n\n"
-    finally:
-        call.close()
 
 
 def _dumps(data: Any) -> bytes:

@@ -1,7 +1,6 @@
 """LoRA adapters, merged into the weights while they serve.
 
-An unmerged adapter adds four small products to every linear layer of every step; merged, it costs nothing a step and
-0.1 s a switch (on a small model). The base weights that an adapter touches are kept, so that a switch starts from them
+An unmerged adapter adds small products to every linear layer of every step; merged, it costs nothing but the switch. The base weights that an adapter touches are kept, so that a switch starts from them
 and never accumulates rounding.
 """
 
