@@ -1,6 +1,6 @@
 """`mcp-rl train`: from an MCP server to a better model.
 
-    server -> scenarios -> evaluate base -> warm-up -> evaluate -> (sample, roll out, train, publish) x steps -> evaluate -> report
+    server -> scenarios -> evaluate base -> warm-up -> evaluate -> (roll out, train, publish) x steps -> evaluate -> report
 
 What a run has reached is read off its folder alone: the newest complete checkpoint gives the step, evaluations that are
 on disk are not repeated, and rollouts recorded for the step under way are used rather than made again. So the same
@@ -29,7 +29,7 @@ from mcp_rl import records
 from mcp_rl.config import TrainConfig
 from mcp_rl.console import Display, clock
 from mcp_rl.evaluate import evaluate, rollout_seed
-from mcp_rl.records import EvalRecord, RunFolder, Stage, StepRecord, Summary
+from mcp_rl.records import EvalRecord, Phase, RunFolder, Stage, StepRecord, Summary
 from mcp_rl.rollout import Agent
 from mcp_rl.scenarios import Scenario, generate, load, save
 from mcp_rl.warmup import demonstrations
@@ -164,7 +164,8 @@ async def _scenarios(config: TrainConfig, folder: RunFolder, server: MCPServer, 
 
 async def _evaluate(run: Run, stage: Stage, step: int) -> EvalRecord:
     """Evaluate the policy version `step`, which must be the one being served, unless it was evaluated already."""
-    if (record := run.folder.read_eval(stage)) is None:
+    record = run.folder.read_eval(stage)
+    if record is None or record.step != step:
         record = await evaluate(
             run.agent,
             run.server,
@@ -248,12 +249,12 @@ async def _step(run: Run, index: int) -> StepRecord:
         packed_sequence_length=config.packed_sequence_length,
     )
     _prune(run)
-    return _record_progress(run)[-1]
+    return next(record for record in _record_progress(run) if record.phase is Phase.GRPO and record.step == index + 1)
 
 
 def _record_progress(run: Run) -> list[StepRecord]:
     """Bring the run folder up to date with the model's history, which a kill never leaves behind the checkpoint."""
-    steps = [StepRecord.from_history(entry) for entry in run.model.store.history()]
+    steps = [StepRecord.from_history(entry) for entry in run.model.store.history() if "trained" in entry]
     run.folder.write_steps(steps)
     run.folder.write_tools(run.server)
     run.folder.add_seconds(time.monotonic() - run.started)

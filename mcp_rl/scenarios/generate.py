@@ -9,7 +9,7 @@ from datetime import date
 
 from art_core.errors import ConfigError
 from mcp_rl.scenarios.compose import Composer, Draft
-from mcp_rl.scenarios.model import KINDS, Caller, Kind, Scenario, Split, argument_key
+from mcp_rl.scenarios.model import KINDS, MIX, Caller, Kind, Scenario, Split, argument_key
 from mcp_rl.scenarios.probe import Findings, Observation, Prober
 from mcp_rl.scenarios.propose import MAX_RESULT
 from mcp_rl.scenarios.split import Chooser, assign
@@ -27,7 +27,7 @@ async def generate(
     seed: int = 0,
     held_out: float = 1 / 3,
     allow_unannotated: bool = True,
-    kinds: Sequence[Kind] = KINDS,
+    kinds: Sequence[Kind] = MIX,
     max_calls: int = 200,
 ) -> list[Scenario]:
     """Make `num` distinct scenarios (both splits together), train first; each was solved on the server once.
@@ -41,7 +41,7 @@ async def generate(
         seed: decides values, phrasing, split and order.
         held_out: the share that is held out, 0 to below 1.
         allow_unannotated: also use tools without annotations whose name and description speak of reading.
-        kinds: kinds of scenario, taken in turns.
+        kinds: kinds of scenario, taken in turns; one that is named twice gets twice as many.
         max_calls: most calls to the server, of which at most 4 run at once.
 
     Raises:

@@ -20,6 +20,8 @@ Kind = Literal["single", "chain2", "chain3"]
 """How many calls a scenario needs, one after the other."""
 Split = Literal["train", "held_out"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+MIX: tuple[Kind, ...] = ("single", "chain2", "single", "chain2", "single", "chain3")
+"""Half of the scenarios need one call, a third two, a sixth three: a small model learns the short ones first."""
 
 
 class Caller(Protocol):

@@ -1,7 +1,7 @@
 """LoRA adapters, merged into the weights while they serve.
 
-An unmerged adapter adds small products to every linear layer of every step; merged, it costs nothing but the switch. The base weights that an adapter touches are kept, so that a switch starts from them
-and never accumulates rounding.
+An unmerged adapter adds small products to every linear layer of every step; merged, it costs nothing but the switch. The
+base weights that an adapter touches are kept, so that a switch starts from them and never accumulates rounding.
 """
 
 from __future__ import annotations
