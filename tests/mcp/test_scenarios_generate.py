@@ -107,8 +107,8 @@ async def test_cli_02_the_sql_server_gives_the_exact_count_balanced_and_disjoint
                 "run_query",
             }
             kinds = Counter(scenario.kind for scenario in mine)
-            assert set(kinds) == {"single", "chain2", "chain3"}
-            assert max(kinds.values()) - min(kinds.values()) <= 1
+            of_one, of_two, of_three = {"train": (20, 14, 6), "held_out": (10, 7, 3)}[split]
+            assert kinds == {"single": of_one, "chain2": of_two, "chain3": of_three}
         assert not pairs(scenarios, "train") & pairs(scenarios, "held_out")
         assert len({normalise(scenario.task) for scenario in scenarios}) == 60
         assert len({scenario.id for scenario in scenarios}) == 60

@@ -19,8 +19,9 @@ from art_backend.engine.rows import Row, common_length
 
 SPARE_TOKENS = 16
 """A free sequence is continued in place when that drops at most so many of its tokens, else it is copied and kept."""
-WORTH_WAITING = 16
-"""Tokens that a row must save for waiting until a row placed together with it is computed."""
+WORTH_WAITING = 4
+"""Tokens that a row must save for waiting until a row placed together with it is computed. Few: siblings are many, and the
+pass after it, of one token each, is cheap."""
 
 
 @dataclass(eq=False)
