@@ -31,8 +31,8 @@ TILE = 128
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries `start` to `stop` of a row, the `keys` (slices of the row, K tokens) they may see, and the `bias`
-    (stop - start, K) that is 0 where they do and -inf elsewhere."""
+    """Queries `start` to `stop` (T) of a row, the `keys` (slices of the row, K tokens) that some of them see, and the
+    `bias` (G * T, K) that is 0 where they do and -inf elsewhere, once for each of the G query heads of a key head."""
 
     start: int
     stop: int
@@ -48,8 +48,8 @@ class Layout:
     depth: int
 
 
-def lay_out(row: Row, dtype: torch.dtype, device: torch.device, tile: int = TILE) -> Layout:
-    """The attention pattern of `row`, for queries of `dtype`."""
+def lay_out(row: Row, groups: int, dtype: torch.dtype, device: torch.device, tile: int = TILE) -> Layout:
+    """The attention pattern of `row`, for queries of `dtype` of which `groups` heads share a key head."""
     segment = np.repeat(np.arange(len(row.segments)), [len(s) for s in row.segments])  # (N) of each token
     sees = np.eye(len(row.segments), dtype=bool)  # [segment, ancestor or itself]
     for index, own in enumerate(row.segments):
@@ -62,7 +62,7 @@ def lay_out(row: Row, dtype: torch.dtype, device: torch.device, tile: int = TILE
         keys = np.flatnonzero(np.isin(segment[: queries[-1] + 1], seen))
         visible = sees[segment[queries][:, None], segment[keys]] & (keys <= queries[:, None])
         bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), -torch.inf)
-        tiles.append(Tile(start, int(queries[-1]) + 1, tuple(_slices(keys)), bias.to(device)))
+        tiles.append(Tile(start, int(queries[-1]) + 1, tuple(_slices(keys)), bias.repeat(groups, 1).to(device)))
     return Layout(tuple(tiles), int(row.positions.max()) + 1)
 
 
@@ -78,7 +78,6 @@ def attend(
 ) -> torch.Tensor:
     """`query` (1, HQ, N, D), `key` and `value` (1, H, N, D) -> (1, HQ, N, D)."""
     heads, dim = key.shape[1], key.shape[3]
-    groups = query.shape[1] // heads
     parts = []
     for tile in layout.tiles:
         queries = query[:, :, tile.start : tile.stop].reshape(1, heads, -1, dim)  # (1, H, G * T, D)
@@ -86,10 +85,10 @@ def attend(
             queries,
             _gather(key, tile.keys),
             _gather(value, tile.keys),
-            attn_mask=tile.bias.repeat(groups, 1),
+            attn_mask=tile.bias,
             scale=scale,
         )
-        parts.append(part.reshape(1, heads * groups, -1, dim))
+        parts.append(part.reshape(1, query.shape[1], -1, dim))
     return torch.cat(parts, dim=2)
 
 

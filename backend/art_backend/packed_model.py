@@ -56,12 +56,14 @@ class PackedModel:
 
     def __init__(self, model: Any) -> None:
         self.model, self.decoder, self.head = model, model.get_decoder(), model.get_output_embeddings()
+        heads = model.config.num_attention_heads
+        self.groups = heads // (getattr(model.config, "num_key_value_heads", None) or heads)
         sequences = self._example()
         name = f"{type(model).__name__} (model type {model.config.model_type!r})"
         try:
             use_trie_attention(model)
             gap = self._gap(sequences)
-        except (ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise TrainingError(f"{name} cannot compute packed rows ({error}): use a Llama-type model.") from error
         if not gap <= (1e-3 if model.dtype == torch.float32 else 0.1):  # nats; bfloat16 alone rounds by about 0.04
             raise TrainingError(
@@ -110,7 +112,7 @@ class PackedModel:
             input_ids=torch.from_numpy(row.token_ids)[None].to(self.device),
             position_ids=torch.from_numpy(row.positions)[None].to(self.device),
             use_cache=False,
-            trie=lay_out(row, self.model.dtype, self.device),
+            trie=lay_out(row, self.groups, self.model.dtype, self.device),
         )
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
