@@ -112,9 +112,7 @@ def _forward(
     """The attention function of a layer -> (1, N, HQ, D)."""
     kind = type(module).__name__
     if trie is None or attention_mask is not None:
-        raise TrainingError(
-            f"{kind} does not hand the packed row to its attention: train this model unpacked elsewhere."
-        )
+        raise TrainingError(f"{kind} does not hand the packed row to its attention: use a Llama-type model.")
     if options.get("softcap") is not None or options.get("s_aux") is not None:
         raise TrainingError(f"{kind} has soft caps or sinks, which packed rows cannot compute: use a Llama-type model.")
     if sliding_window is not None and trie.depth > sliding_window:

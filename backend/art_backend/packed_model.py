@@ -56,13 +56,15 @@ class PackedModel:
 
     def __init__(self, model: Any) -> None:
         self.model, self.decoder, self.head = model, model.get_decoder(), model.get_output_embeddings()
-        heads = model.config.num_attention_heads
-        self.groups = heads // (getattr(model.config, "num_key_value_heads", None) or heads)
-        sequences = self._example()
         name = f"{type(model).__name__} (model type {model.config.model_type!r})"
         try:
+            heads = model.config.num_attention_heads
+            self.groups: int = heads // (getattr(model.config, "num_key_value_heads", None) or heads)
+            sequences = self._example()
             use_trie_attention(model)
             gap = self._gap(sequences)
+        except TrainingError:
+            raise
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise TrainingError(f"{name} cannot compute packed rows ({error}): use a Llama-type model.") from error
         if not gap <= (1e-3 if model.dtype == torch.float32 else 0.1):  # nats; bfloat16 alone rounds by about 0.04

@@ -67,7 +67,11 @@ class PeftTrainer:
         self._loaded = _Session(PackedModel(model), base_model, adapter, seed)
 
     def step(self, sequences: Sequence[TrainSequence], config: GRPOConfig) -> dict[str, float]:
-        """One optimizer step of the GRPO loss. Raises TrainingError, and then has changed nothing."""
+        """One optimizer step of the GRPO loss.
+
+        Raises TrainingError, or ConfigError when the sampled logprobs are those before temperature, and then has changed
+        nothing.
+        """
         return self._update(sequences, config, partial(_policy_loss, config=config), PolicyTally(config.clip_range()))
 
     def sft_step(self, sequences: Sequence[TrainSequence], config: SFTConfig) -> dict[str, float]:

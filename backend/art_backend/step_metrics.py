@@ -6,7 +6,7 @@ import torch
 
 from art_backend.losses import importance_ratio
 from art_backend.packed_model import Scores
-from art_core.errors import TrainingError
+from art_core.errors import ConfigError
 
 WRONG_GAP = 0.1
 """Nats. Sampled logprobs that differ more from the model's, but not from its logprobs at temperature 1, were taken before
@@ -28,7 +28,7 @@ class Tally:
         self._add("loss/entropy", scores.entropy)
 
     def metrics(self) -> dict[str, float]:
-        """The means. Raises TrainingError when what was counted cannot be trained on."""
+        """The means."""
         return {name: total / self.count for name, total in self.sums.items()}
 
     def _add(self, name: str, values: torch.Tensor) -> None:
@@ -66,10 +66,10 @@ class PolicyTally(Tally):
             self.tempered[2] += untempered[hot].sum().item()
 
     def metrics(self) -> dict[str, float]:
-        """See `Tally`."""
+        """The means. Raises ConfigError when the server reported logprobs before temperature."""
         count, gap, untempered = self.tempered
         if count and gap / count > WRONG_GAP and untempered < gap / 4:
-            raise TrainingError(
+            raise ConfigError(
                 f"the sampled logprobs are those before temperature (they are {untempered / count:.3f} nats from the model's "
                 f"there, {gap / count:.3f} at the sampling temperature): start the server with "
                 "logprobs_mode=processed_logprobs, or sample at temperature 1."

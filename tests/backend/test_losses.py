@@ -155,6 +155,29 @@ def test_loss_01_only_sampled_tokens_are_trained() -> None:
     assert model.head.weight.grad is None
 
 
+def test_logits_exist_for_a_chunk_of_positions_at_a_time() -> None:
+    model, sizes = PackedModel(tiny_model()), []
+    model.head.register_forward_hook(lambda _module, args, _out: sizes.append(len(args[0])))
+    with_lora(model.model)
+    trie = build_trie(long_batch())
+    (row,) = pack(trie, 1000)
+    model.backward(row, OBJECTIVES["sft"], 1.0)
+    assert sizes == [256, len(set(trie.predictions.at.tolist())) - 256]
+
+
+def test_bfloat16_differs_from_float32_by_rounding_only() -> None:
+    def gradient(dtype: torch.dtype) -> torch.Tensor:
+        model = PackedModel(tiny_model().to(dtype))
+        parameters = with_lora(model.model)
+        assert {p.dtype for p in parameters.values()} == {torch.float32}
+        (row,) = pack(build_trie(mixed_batch()), 1000)
+        model.backward(row, OBJECTIVES["sft"], 1.0)
+        return torch.cat([p.grad.flatten() for p in parameters.values() if p.grad is not None])
+
+    single, half = gradient(torch.float32), gradient(torch.bfloat16)
+    assert torch.nn.functional.cosine_similarity(single, half, dim=0) > 0.99
+
+
 def test_loss_06_the_first_on_policy_ratio_is_1_at_any_temperature() -> None:
     model = PackedModel(tiny_model())
     for temperature in (0.5, 1.0, 1.7):

@@ -14,7 +14,7 @@ from art_backend.base_model import load_model
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 from art_backend.peft_trainer import PeftTrainer
 from art_backend.protocols import TrainSequence
-from art_core.errors import CheckpointError, TrainingError
+from art_core.errors import CheckpointError, ConfigError, TrainingError
 from tests.backend.packed_reference import Sampler, mixed_batch, reference_loss, save_tiny_llama
 
 SHAPE = AdapterConfig(r=4, alpha=8)
@@ -135,7 +135,7 @@ def test_loss_06_logprobs_before_temperature_are_refused_by_name(
 ) -> None:
     before = weights(trainer, tmp_path / "before")
     batch = on_policy(tiny, mixed_batch(), temperature=0.5, reported_at=1.0)
-    with pytest.raises(TrainingError, match="logprobs_mode=processed_logprobs"):
+    with pytest.raises(ConfigError, match="logprobs_mode=processed_logprobs"):
         trainer.step(batch, CONFIG)
     assert distance(before, weights(trainer, tmp_path / "after")) == 0
 
