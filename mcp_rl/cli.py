@@ -137,6 +137,10 @@ def train(
     scenarios_per_step: Annotated[int, typer.Option(min=1, help="Scenarios a step.")] = 4,
     group_size: Annotated[int, typer.Option(min=2, help="Attempts at each scenario of a step.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Of GRPO (AdamW).")] = 2e-4,
+    lora_layers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Adapt only the last N layers: faster, with less memory.", show_default="all"),
+    ] = None,
     warmup_steps: Annotated[int, typer.Option(min=0, help="Supervised steps before GRPO.")] = 4,
     eval_samples: Annotated[int, typer.Option(min=1, help="Attempts a held-out scenario, at each evaluation.")] = 4,
     max_turns: Annotated[int, typer.Option(min=1, help="Model turns a rollout.")] = 5,

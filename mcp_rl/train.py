@@ -31,7 +31,7 @@ from mcp_rl.console import Display, clock
 from mcp_rl.evaluate import evaluate, rollout_seed
 from mcp_rl.records import EvalRecord, Phase, RunFolder, Stage, StepRecord, Summary
 from mcp_rl.rollout import Agent
-from mcp_rl.scenarios import Scenario, generate, load, save
+from mcp_rl.scenarios import KINDS, MIX, Scenario, generate, load, save
 from mcp_rl.warmup import demonstrations
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ async def _open(config: TrainConfig, folder: RunFolder, display: Display) -> Asy
         path = await asyncio.to_thread(resolve, config.model)
         folder.write_config(config)
         backend = LocalBackend(
-            adapter=AdapterConfig(r=config.lora_rank, alpha=2 * config.lora_rank),
+            adapter=AdapterConfig(r=config.lora_rank, alpha=2 * config.lora_rank, last_layers=config.lora_layers),
             max_batch_size=config.concurrency,
             seed=config.seed,
         )
@@ -142,7 +142,8 @@ async def _scenarios(config: TrainConfig, folder: RunFolder, server: MCPServer, 
         scenarios = load(source)
     else:
         display.line("Making scenarios from the server's schemas ...", style="dim")
-        scenarios = await generate(server, num=config.num_scenarios, seed=config.seed)
+        kinds = [kind for kind in MIX if KINDS.index(kind) < config.max_calls]
+        scenarios = await generate(server, num=config.num_scenarios, seed=config.seed, kinds=kinds)
     counts = {name: sum(s.split == name for s in scenarios) for name in ("train", "held_out")}
     if not all(counts.values()):
         raise ConfigError(

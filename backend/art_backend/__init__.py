@@ -12,7 +12,7 @@ _HOME = {
     "LocalBackend": "art_backend.local",
 }
 
-__all__ = ["AdapterConfig", "GRPOConfig", "LocalBackend", "SFTConfig"]  # noqa: F822 (served by __getattr__)
+__all__ = ["AdapterConfig", "GRPOConfig", "LocalBackend", "SFTConfig"]
 
 
 def __getattr__(name: str) -> Any:

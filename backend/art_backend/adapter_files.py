@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from art_backend.config import AdapterConfig
+from art_backend.fused_lora import fuse_lora
 from art_core.errors import CheckpointError, TrainingError
 from art_core.files import write_json
 
@@ -32,7 +33,12 @@ def attach_adapter(model: Any, base_model: str, shape: AdapterConfig, seed: int)
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
-        r=shape.r, lora_alpha=shape.alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+        r=shape.r,
+        lora_alpha=shape.alpha,
+        lora_dropout=0.0,
+        target_modules=_linear_names(model),
+        layers_to_transform=_last(model.config.num_hidden_layers, shape.last_layers),
+        task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -43,7 +49,19 @@ def attach_adapter(model: Any, base_model: str, shape: AdapterConfig, seed: int)
                 f"{type(model).__name__} takes no LoRA adapter ({error}): use a Llama-type model."
             ) from error
     adapter.peft_config["default"].base_model_name_or_path = base_model
+    fuse_lora(adapter)
     return adapter.eval()
+
+
+def _linear_names(model: Any) -> list[str]:
+    """Last parts of the names of all linear layers but the head, such as `q_proj`."""
+    head = model.get_output_embeddings()
+    linear = (name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and part is not head)
+    return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def _last(layers: int, count: int | None) -> list[int] | None:
+    return None if count is None else list(range(layers))[-count:]
 
 
 def adapter_parameters(adapter: Any) -> dict[str, torch.nn.Parameter]:
@@ -89,9 +107,9 @@ def read_adapter(folder: Path) -> SavedAdapter:
     """Read what `save_adapter` wrote. Raises CheckpointError when a file is missing or damaged."""
     try:
         config = json.loads((folder / CONFIG).read_bytes())
-        return SavedAdapter(
-            folder, AdapterConfig(r=config["r"], alpha=config["lora_alpha"]), load_file(folder / WEIGHTS)
-        )
+        layers = config.get("layers_to_transform")
+        shape = AdapterConfig(r=config["r"], alpha=config["lora_alpha"], last_layers=len(layers) if layers else None)
+        return SavedAdapter(folder, shape, load_file(folder / WEIGHTS))
     except FileNotFoundError as error:
         missing = next(name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file())
         raise CheckpointError(f"{folder / missing} is missing: resume from another checkpoint.") from error

@@ -16,6 +16,9 @@ class AdapterConfig(_Config):
 
     r: int = Field(default=16, gt=0)
     alpha: int = Field(default=32, gt=0)
+    last_layers: int | None = Field(default=None, gt=0)
+    """Adapt only the last decoder layers, this many: those before then need no backward pass and keep no activations,
+    which saves about a third of a step's time with half of the layers, and half of its memory. None: all layers."""
 
 
 class GRPOConfig(_Config):
