@@ -16,6 +16,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 HEARTBEAT_S = 30.0
 
 
+def quiet_libraries() -> None:
+    """Keep what libraries say while a model loads off the screen. For a process that is ours, not for a library."""
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
+
+
 def clock(seconds: float) -> str:
     """Seconds as people say them: `42 s`, `9 min 40 s`, `2 h 05 min`."""
     whole = round(seconds)

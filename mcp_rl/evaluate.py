@@ -52,8 +52,11 @@ async def evaluate(
             bar.advance()
             return _record(scenario, trajectory, 0.0 if greedy else agent.config.temperature, attempt)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(attempt_one(*item)) for item in plan]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(attempt_one(*item)) for item in plan]
+        except ExceptionGroup as failures:  # one lost server fails many attempts: the first cause says it all
+            raise failures.exceptions[0] from None
     rollouts = [task.result() for task in tasks]
     sampled = [r for r in rollouts if r.temperature > 0]
     greedy = [r for r in rollouts if r.temperature == 0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from art_core.errors import ConfigError
 from mcp_rl.client import MCPServer
 from mcp_rl.config import require_local
-from mcp_rl.console import Display
+from mcp_rl.console import Display, quiet_libraries
 from mcp_rl.evaluate import evaluate
 from mcp_rl.records import EvalRecord, RunFolder, Stage
 from mcp_rl.rollout import Agent
@@ -57,6 +57,7 @@ async def evaluate_model(
         from art_backend.engine import TransformersEngine
         from art_core.models import Model
 
+        quiet_libraries()
         path = await asyncio.to_thread(resolve, base_model)
         tokenizer = await asyncio.to_thread(load_tokenizer, path)
         engine = TransformersEngine(base_model)

@@ -27,7 +27,7 @@ from art_core.types import Trajectory, TrajectoryGroup
 from mcp_rl import config as options
 from mcp_rl import records
 from mcp_rl.config import TrainConfig
-from mcp_rl.console import Display, clock
+from mcp_rl.console import Display, clock, quiet_libraries
 from mcp_rl.evaluate import evaluate, rollout_seed
 from mcp_rl.records import EvalRecord, Phase, RunFolder, Stage, StepRecord, Summary
 from mcp_rl.rollout import Agent
@@ -112,6 +112,7 @@ async def _open(config: TrainConfig, folder: RunFolder, display: Display) -> Asy
         from art_backend.base_model import load_tokenizer, resolve
         from art_core.models import TrainableModel
 
+        quiet_libraries()
         path = await asyncio.to_thread(resolve, config.model)
         folder.write_config(config)
         backend = LocalBackend(

@@ -38,6 +38,7 @@ class Reply:
     `also`: further choices (`n > 1`), of which content, calls and tokens count. `chunks`: stream exactly these objects
     instead. `usage` is made of the token ids unless given. `lose`: token ids that a stream leaves out, as behind a tool
     parser. `done`: whether a stream ends with `[DONE]`.
+    `code`: the error code of a `status` that is not 200.
     """
 
     content: str | None = "ok"
@@ -52,6 +53,7 @@ class Reply:
     usage: JSON | None = None
     also: list[Reply] = field(default_factory=list)
     status: int = 200
+    code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
     chunks: list[JSON] | None = None
@@ -196,7 +198,7 @@ class ScriptedServer:
         reply = script(body) if callable(script) else script[min(number, len(script) - 1)]
         await asyncio.sleep(reply.delay)
         if reply.status != 200:
-            error = {"error": {"message": "scripted failure", "type": "scripted", "code": None}}
+            error = {"error": {"message": "scripted failure", "type": "scripted", "code": reply.code}}
             return JSONResponse(error, status_code=reply.status, headers=reply.headers)
         if body.get("stream"):
             return StreamingResponse(_events(reply, body), media_type="text/event-stream", headers=reply.headers)

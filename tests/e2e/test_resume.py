@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,7 +77,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, scenarios: Path) -> Iterator[Path]:
+def killed(tmp_path_factory: pytest.TempPathFactory, scenarios: Path) -> Path:
     """A run that was killed while rolling out, while training, and while writing a checkpoint, then finished."""
     run = tmp_path_factory.mktemp("killed") / "run"
     rollouts, checkpoints = run / MODEL / "trajectories/train", run / MODEL / "checkpoints"
@@ -102,7 +102,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, scenarios: Path) -> Iterato
     kill_when(process, writing)
     assert not (checkpoints / "0004").exists()
     finish(start(run, scenarios))
-    yield run
+    return run
 
 
 @pytest.fixture(scope="module")
