@@ -53,6 +53,7 @@ check: $(DEV)/.installed
 
 bench: $(DEV)/.installed
 	$(DEV)/bin/python -m benchmarks.train_step
+	$(DEV)/bin/python -m benchmarks.rollouts
 
 clean:
 	rm -rf $(DEV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

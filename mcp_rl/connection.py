@@ -99,7 +99,7 @@ class Connection:
     async def call(self, name: str, arguments: dict[str, Any], timeout: float) -> ToolResult:
         """Call a tool. A refusal by the server is a result; LostError after `timeout` seconds or when it is gone."""
         from anyio import ClosedResourceError
-        from fastmcp.exceptions import McpError
+        from fastmcp.exceptions import McpError  # type: ignore[attr-defined]  # re-exported
         from pydantic import ValidationError
 
         self._in_flight += 1
@@ -170,7 +170,7 @@ class Connection:
     async def _open(self, log: TextIO) -> None:
         from fastmcp import Client
 
-        client = Client(self.target.open(log), log_handler=_ignore)
+        client: Any = Client(self.target.open(log), log_handler=_ignore)
         try:
             async with asyncio.timeout(0.8 * self._connect_timeout) as deadline:  # the rest is for the diagnosis
                 self._noise.on_wrong_content = lambda: _hurry(deadline)
@@ -204,10 +204,10 @@ class Connection:
 
 
 async def _list_tools(client: Any) -> list[Any]:
-    from fastmcp.exceptions import McpError
+    from fastmcp.exceptions import McpError  # type: ignore[attr-defined]  # re-exported
 
     try:
-        tools = await client.list_tools()
+        tools: list[Any] = await client.list_tools()
     except McpError as error:
         if error.error.code == -32601:  # a server without the tools capability does not know the method
             return []

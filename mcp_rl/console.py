@@ -22,7 +22,7 @@ def quiet_libraries() -> None:
 
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
 
 

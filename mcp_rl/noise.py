@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 logger = logging.getLogger("mcp_rl")
 
@@ -50,7 +51,7 @@ class Noise:
         logger.debug("%s: %s", self.label, message)
 
     def _stray(self, error: BaseException | None) -> None:
-        details = getattr(error, "errors", list)()
+        details: list[Any] = getattr(error, "errors", list)()
         line = str(details[0].get("input", "")) if details else ""
         if not self._warned and line.strip():
             self._warned = True
