@@ -3,13 +3,11 @@
 #   SEED, STEPS, RUN, MODEL  options of `make demo`
 PYTHON ?= python3
 SEED ?= 0
-STEPS ?= 16
+STEPS ?= 8
 RUN ?= runs/demo
 MODEL ?= smollm2-135m
 
 export OMP_NUM_THREADS ?= 2
-# Threads that wait for each other must not spin: on a busy machine that costs 5-10x.
-export OMP_WAIT_POLICY ?= passive
 # uv does not read pip's variable; wheels that lie on the disk (a CPU torch, say) are found through either.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
@@ -37,7 +35,7 @@ $(DEV)/.installed: pyproject.toml constraints.txt
 
 demo: $(DEMO)/.installed
 	$(DEMO)/bin/mcp-rl train --server examples/sql_agent/server.py --model $(MODEL) --steps $(STEPS) --seed $(SEED) \
-	  --output $(RUN)
+	  --output $(RUN) --num-scenarios 36 --max-calls 2 --max-turns 3 --max-tokens 64 --lora-layers 15 --learning-rate 5e-4
 
 test: $(DEV)/.installed
 	$(DEV)/bin/python -m pytest

@@ -129,7 +129,7 @@ def train(
     steps: Annotated[int, typer.Option(min=0, help="GRPO steps.")] = 16,
     output: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/mcp-rl"),
     scenarios: Annotated[Path | None, typer.Option(help="A file of `mcp-rl scenarios`; default: make them.")] = None,
-    num_scenarios: Annotated[int, typer.Option(min=2, help="How many to make.")] = 60,
+    num_scenarios: Annotated[int, typer.Option(min=2, help="How many to make.")] = 48,
     resume: Annotated[
         bool, typer.Option(help="Go on with the run in --output, or set it aside and start anew.")
     ] = True,
@@ -141,7 +141,7 @@ def train(
         int | None,
         typer.Option(min=1, help="Adapt only the last N layers: faster, with less memory.", show_default="all"),
     ] = None,
-    warmup_steps: Annotated[int, typer.Option(min=0, help="Supervised steps before GRPO.")] = 4,
+    warmup_steps: Annotated[int, typer.Option(min=0, help="Supervised steps before GRPO.")] = 6,
     eval_samples: Annotated[int, typer.Option(min=1, help="Attempts a held-out scenario, at each evaluation.")] = 4,
     max_turns: Annotated[int, typer.Option(min=1, help="Model turns a rollout.")] = 5,
     max_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens a turn.")] = 96,

@@ -29,7 +29,7 @@ class TrainConfig(BaseModel):
     resume: bool = True
     scenarios: Path | None = None
     """A file written by `mcp-rl scenarios`; None: scenarios are made from the server's schemas."""
-    num_scenarios: int = Field(default=60, ge=2)
+    num_scenarios: int = Field(default=48, ge=2)
     max_calls: int = Field(default=3, ge=1, le=3)
     """Calls that the longest of the scenarios made needs."""
     scenarios_per_step: int = Field(default=4, ge=1)
@@ -39,9 +39,9 @@ class TrainConfig(BaseModel):
     lora_rank: int = Field(default=16, ge=1)
     lora_layers: int | None = Field(default=None, ge=1)
     """Adapt only the last decoder layers, this many; None: all."""
-    warmup_steps: int = Field(default=4, ge=0)
+    warmup_steps: int = Field(default=6, ge=0)
     """Supervised optimizer steps, before GRPO, on calls derived from the train scenarios; 0: none."""
-    warmup_learning_rate: float = Field(default=3e-4, gt=0)
+    warmup_learning_rate: float = Field(default=1e-3, gt=0)
     eval_samples: int = Field(default=4, ge=1)
     """Attempts a held-out scenario at temperature 1, at each of the three evaluations."""
     packed_sequence_length: int = Field(default=1536, ge=64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from art_core.errors import ConfigError
@@ -55,11 +54,12 @@ async def evaluate_model(
     async with server:
         from art_backend.base_model import load_tokenizer, resolve
         from art_backend.engine import TransformersEngine
+        from art_backend.threads import in_own_thread
         from art_core.models import Model
 
         quiet_libraries()
-        path = await asyncio.to_thread(resolve, base_model)
-        tokenizer = await asyncio.to_thread(load_tokenizer, path)
+        path = await in_own_thread(resolve, base_model)
+        tokenizer = await in_own_thread(load_tokenizer, path)
         engine = TransformersEngine(base_model)
         await engine.start()
         try:

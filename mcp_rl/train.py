@@ -9,7 +9,6 @@ command continues a run that was stopped anywhere, and a finished run just print
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 import resource
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from art_core.models import TrainableModel
     from mcp_rl.client import MCPServer
 
-WARMUP_BATCH = 8
+WARMUP_BATCH = 6
 """Demonstrations a supervised step."""
 MAX_EXCEPTIONS = 0.25
 """Share of a step's rollouts that may fail (a lost server, a dead engine) before the run stops."""
@@ -110,10 +109,11 @@ async def _open(config: TrainConfig, folder: RunFolder, display: Display) -> Asy
         scenarios = await _scenarios(config, folder, server, display)
         from art_backend import AdapterConfig, LocalBackend
         from art_backend.base_model import load_tokenizer, resolve
+        from art_backend.threads import in_own_thread
         from art_core.models import TrainableModel
 
         quiet_libraries()
-        path = await asyncio.to_thread(resolve, config.model)
+        path = await in_own_thread(resolve, config.model)
         folder.write_config(config)
         backend = LocalBackend(
             adapter=AdapterConfig(r=config.lora_rank, alpha=2 * config.lora_rank, last_layers=config.lora_layers),
@@ -124,7 +124,7 @@ async def _open(config: TrainConfig, folder: RunFolder, display: Display) -> Asy
             model = TrainableModel(name="agent", project="mcp-rl", base_model=config.model, base_path=config.output)
             display.line(f"Loading {config.model} ...", style="dim")
             await model.register(backend)
-            tokenizer = await asyncio.to_thread(load_tokenizer, path)
+            tokenizer = await in_own_thread(load_tokenizer, path)
             agent = Agent(
                 model.openai_client(),
                 model.name,

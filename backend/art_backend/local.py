@@ -13,11 +13,9 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -30,6 +28,7 @@ from art_backend.checkpoints import Checkpoints
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 from art_backend.protocols import InferenceEngine, Trainer, TrainSequence
 from art_backend.samples import build_samples
+from art_backend.threads import in_own_thread
 from art_core.backend import Endpoint, TrainResult
 from art_core.errors import ConfigError, TrainingError
 from art_core.files import write_json
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from art_core.types import Trajectory, TrajectoryGroup
 
 C = TypeVar("C", GRPOConfig, SFTConfig)
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +107,6 @@ class LocalBackend:
         self._engines: dict[str, InferenceEngine] = {}
         self._runs: dict[Path, _Run] = {}
         self._locks = ExitStack()
-        # One thread does all training: each further one would keep a heap of freed activations of its own.
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="art-trainer")
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,7 +151,7 @@ class LocalBackend:
             metrics = {**(extra_metrics or {}), **samples.report.metrics()}
             started = time.perf_counter()
             if samples.sequences:
-                metrics |= await self._work(run.trainer.step, samples.sequences, config)
+                metrics |= await in_own_thread(run.trainer.step, samples.sequences, config)
             metrics["time/step_trainer_s"] = time.perf_counter() - started
             return await self._complete(model, run, metrics, reason=samples.report.reason())
 
@@ -179,7 +175,7 @@ class LocalBackend:
             started = time.perf_counter()
             order = random.Random(f"{self.seed}/{run.step}")
             history = [
-                await self._work(run.trainer.sft_step, batch, config) for batch in _batches(examples, config, order)
+                await in_own_thread(run.trainer.sft_step, batch, config) for batch in _batches(examples, config, order)
             ]
             metrics = {**(extra_metrics or {}), **history[-1], "loss/train_first": history[0]["loss/train"]}
             metrics["sft/optimizer_steps"] = len(history)
@@ -194,7 +190,6 @@ class LocalBackend:
             await engine.close()
         self._runs.clear()
         self._engines.clear()
-        self._worker.shutdown(wait=False)
         self._locks.close()
 
     async def delete_checkpoints(self, model: TrainableModel, best_checkpoint_metric: str = "val/reward") -> list[int]:
@@ -210,10 +205,6 @@ class LocalBackend:
     def checkpoints(self, model: TrainableModel) -> Checkpoints:
         """The checkpoints of a registered model."""
         return self._run(model).checkpoints
-
-    async def _work(self, function: Callable[..., T], *args: Any) -> T:
-        """Run `function` in the training thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, partial(function, *args))
 
     def _folder(self, model: TrainableModel) -> Path:
         return (model.path if self.path is None else self.path / model.project / "models" / model.name).resolve()
@@ -239,12 +230,12 @@ class LocalBackend:
         trainer, checkpoints = PeftTrainer(), Checkpoints(folder / "checkpoints")
         run = _Run(folder, model.base_model, checkpoints, trainer, await self._engine(model.base_model))
         newest = await asyncio.to_thread(checkpoints.newest)
-        await self._work(trainer.load, model.base_model, self.adapter, self.seed)
+        await in_own_thread(trainer.load, model.base_model, self.adapter, self.seed)
         if newest is None:
-            await self._work(checkpoints.write, 0, trainer.save)
+            await in_own_thread(checkpoints.write, 0, trainer.save)
         else:
             run.step = newest
-            await self._work(trainer.restore, checkpoints.path(newest))
+            await in_own_thread(trainer.restore, checkpoints.path(newest))
         _repair_history(run)
         await self._publish(model, run)
         return run
@@ -280,7 +271,7 @@ class LocalBackend:
             write_json(folder / METRICS_FILE, record)
 
         started = time.perf_counter()
-        path = await self._work(run.checkpoints.write, step, save)
+        path = await in_own_thread(run.checkpoints.write, step, save)
         run.step = step
         await self._publish(model, run)
         RunStore(run.folder).append_history(record)

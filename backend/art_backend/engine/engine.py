@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from art_backend.threads import in_own_thread
 from art_core.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class TransformersEngine:
     async def start(self) -> None:
         """Load the model and start answering. Raises EngineError, ConfigError."""
         if self._server is None:
-            await asyncio.to_thread(self._start)
+            await in_own_thread(self._start)
 
     async def publish(self, name: str, adapter: Path | None) -> None:
         """Answer requests for `name` (e.g. `agent@3`; also for `agent`, while it is the newest) with `adapter`.
@@ -80,7 +81,7 @@ class TransformersEngine:
             weights.check(loaded)
             return loaded
 
-        registry.publish(name, await asyncio.to_thread(load))
+        registry.publish(name, await in_own_thread(load))
 
     async def retire(self, name: str) -> None:
         """Stop answering for `name`; returns once the requests in flight have been answered."""

@@ -1,4 +1,4 @@
-"""The thread that owns the model: it admits waiting rows between decode steps and samples one token a row and step.
+"""The one thread at a time that owns the model: it admits waiting rows between decode steps and samples one token a row and step.
 
 Everything that touches the model or the cache happens here, so nothing needs a lock but the queue. A step that fails
 fails the rows it was for; the thread goes on with the next ones.
@@ -24,6 +24,9 @@ from art_backend.engine.sampling import Choice, sample
 from art_backend.engine.slots import Slots
 
 logger = logging.getLogger(__name__)
+
+IDLE_S = 0.5
+"""Seconds without a request after which the thread ends; the next request starts another."""
 
 
 @dataclass
@@ -60,8 +63,7 @@ class Scheduler:
         self._joining: list[Row] = []
         self._condition = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="art-engine", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def submit(self, rows: Iterable[Row]) -> None:
         """Queue rows, in order. They fail at once when the scheduler is closed."""
@@ -70,6 +72,9 @@ class Scheduler:
             if not self._closing:
                 self._waiting += rows
                 self._condition.notify()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="art-engine", daemon=True)
+                    self._thread.start()
                 return
         for row in rows:
             row.fail("the engine is closed")
@@ -79,7 +84,9 @@ class Scheduler:
         with self._condition:
             self._closing = True
             self._condition.notify()
-        self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def _run(self) -> None:
         with torch.inference_mode():
@@ -92,13 +99,17 @@ class Scheduler:
                     # Whatever went wrong belongs to these requests; the next ones must still be answered.
                     logger.exception("The engine failed to compute a step; %d requests fail.", len(self._slots.rows))
                     self._fail(f"{type(error).__name__}: {error}")
-        self._fail("the engine is closed")
+        if self._closing:
+            self._fail("the engine is closed")
 
     def _work(self) -> bool:
-        """Wait until there is something to do; False when closing."""
+        """Wait a while for something to do; False when there is nothing, and the thread has to end (see `threads`)."""
         with self._condition:
-            self._condition.wait_for(lambda: self._closing or self._waiting or self._slots.rows)
-            return not self._closing
+            busy = self._condition.wait_for(lambda: self._closing or self._waiting or self._slots.rows, IDLE_S)
+            if busy and not self._closing:
+                return True
+            self._thread = None
+            return False
 
     def _admit(self) -> None:
         with self._condition:
