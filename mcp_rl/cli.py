@@ -130,6 +130,7 @@ def train(
     output: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/mcp-rl"),
     scenarios: Annotated[Path | None, typer.Option(help="A file of `mcp-rl scenarios`; default: make them.")] = None,
     num_scenarios: Annotated[int, typer.Option(min=2, help="How many to make.")] = 48,
+    max_calls: Annotated[int, typer.Option(min=1, max=3, help="Most calls that a scenario made needs.")] = 3,
     resume: Annotated[
         bool, typer.Option(help="Go on with the run in --output, or set it aside and start anew.")
     ] = True,
