@@ -78,13 +78,8 @@ def require_mcp() -> None:
             raise MissingExtraError(f"Talking to an MCP server ({module})", "mcp")
 
 
-def prepare_output(config: TrainConfig, recorded: dict[str, Any] | None) -> None:
-    """Make the run folder, or make sure that it holds a run of the same options.
-
-    Raises:
-        StorageError: the folder cannot be written.
-        ConfigError: it holds a run of other options.
-    """
+def prepare_output(config: TrainConfig) -> None:
+    """Make the run folder. Raises StorageError when it cannot be written."""
     try:
         config.output.mkdir(parents=True, exist_ok=True)
         probe = config.output / ".writable"
@@ -92,8 +87,10 @@ def prepare_output(config: TrainConfig, recorded: dict[str, Any] | None) -> None
         probe.unlink()
     except OSError as error:
         raise StorageError(f"{config.output} cannot be written ({error.strerror}): give another --output.") from None
-    if recorded is None:
-        return
+
+
+def check_resumable(config: TrainConfig, recorded: dict[str, Any]) -> None:
+    """Raise ConfigError when the run folder holds a run of other options, as `recorded` says."""
     for option, value in config.model_dump(mode="json", exclude=RESUMABLE).items():
         if option in recorded and recorded[option] != value:
             raise ConfigError(

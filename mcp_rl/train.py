@@ -79,7 +79,9 @@ async def train(config: TrainConfig, display: Display) -> Summary:
     if not config.resume and (aside := options.set_aside(config.output)):
         display.line(f"The earlier run was set aside as {aside}.")
     folder = RunFolder(config.output)
-    options.prepare_output(config, folder.read_config())
+    options.prepare_output(config)
+    if (recorded := folder.read_config()) is not None:
+        options.check_resumable(config, recorded)
     async with _open(config, folder, display) as run:
         evaluations = {Stage.BASE: await _evaluate(run, Stage.BASE, 0)}
         await _warm_up(run)

@@ -75,7 +75,7 @@ def test_cli_01_a_missing_extra(tmp_path: Path) -> None:
 
 
 def test_a_run_of_other_options_is_not_continued(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"server": "x.py", "model": "smollm2-135m", "seed": 7}')
+    (tmp_path / "config.json").write_text('{"server": "x.py", "model": "smollm2-135m", "seed": 7, "steps": 8}')
     result = mcp_rl("train", "--server", "x.py", "--seed", "8", "--output", str(tmp_path))
     assert_one_sentence(result, "seed=7", "--no-resume")
 
