@@ -3,7 +3,7 @@
 #   SEED, STEPS, RUN, MODEL  options of `make demo`
 PYTHON ?= python3
 SEED ?= 0
-STEPS ?= 8
+STEPS ?= 10
 RUN ?= runs/demo
 MODEL ?= smollm2-135m
 
@@ -35,7 +35,8 @@ $(DEV)/.installed: pyproject.toml constraints.txt
 
 demo: $(DEMO)/.installed
 	$(DEMO)/bin/mcp-rl train --server examples/sql_agent/server.py --model $(MODEL) --steps $(STEPS) --seed $(SEED) \
-	  --output $(RUN) --num-scenarios 36 --max-calls 2 --max-turns 3 --max-tokens 64 --lora-layers 15 --learning-rate 5e-4
+	  --output $(RUN) --num-scenarios 36 --max-calls 2 --max-turns 3 --max-tokens 48 \
+	  --lora-layers 15 --learning-rate 1e-3 --warmup-learning-rate 2e-3
 
 test: $(DEV)/.installed
 	$(DEV)/bin/python -m pytest

@@ -143,6 +143,7 @@ def train(
         typer.Option(min=1, help="Adapt only the last N layers: faster, with less memory.", show_default="all"),
     ] = None,
     warmup_steps: Annotated[int, typer.Option(min=0, help="Supervised steps before GRPO.")] = 6,
+    warmup_learning_rate: Annotated[float, typer.Option(help="Of the warm-up (AdamW).")] = 1e-3,
     eval_samples: Annotated[int, typer.Option(min=1, help="Attempts a held-out scenario, at each evaluation.")] = 4,
     max_turns: Annotated[int, typer.Option(min=1, help="Model turns a rollout.")] = 5,
     max_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens a turn.")] = 96,

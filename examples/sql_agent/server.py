@@ -84,7 +84,7 @@ CREATE TABLE projects (id INTEGER PRIMARY KEY, name TEXT, department TEXT, statu
 """
 QUERIES = [
     "SELECT COUNT(*) FROM employees",
-    "SELECT name FROM employees",
+    "SELECT name FROM departments",
     "SELECT budget FROM departments WHERE name = 'Sales'",
     "SELECT salary FROM employees WHERE name = 'Ada Novak'",
     "SELECT name FROM projects WHERE status = 'active'",
