@@ -1,14 +1,16 @@
 """The reward of a finished rollout, in [0, 1], from its messages alone: no judge, no server, and it never raises.
 
-Five parts add up, each graded so that every small progress of a weak model shows in the ranking of a group:
+Six parts add up, each graded so that every small progress of a weak model shows in the ranking of a group:
 
 - `valid` (0.15): the best tool call made, by how far it got: it parses, its tool exists, its arguments fit the schema.
   This is all that calls of wrong tools can earn, so a policy cannot live on one favourite tool.
-- `calls` (0.55): the expected calls, in order. Each earns its equal share: a third for the right tool, the rest by the
+- `calls` (0.4): the expected calls, in order. Each earns its equal share: a third for the right tool, the rest by the
   share of right arguments; a similar string earns up to half of its argument.
 - `facts` (0.25): the facts in the final answer (the last assistant message without tool calls). A fact counts only when
   the expected call that reveals it was made before: guessing and parroting earn nothing.
-- `economy` (0.05): the share of expected calls made, less when further or repeated calls were made beside them.
+- `answered` (0.1): the share of expected calls made before a final answer, whatever it says; without an answer nothing.
+  Else a policy that has learned not to answer too early learns to call tools until its turns run out.
+- `economy` (0.1): the share of expected calls made, less when further or repeated calls were made beside them.
 
 Where a scenario has no facts, their weight goes to the calls. One call is never punished harder than not calling at
 all, except through `economy`: trying a hard step must not be worse than leaving it out.
@@ -34,9 +36,10 @@ class Weights:
     """What each part of the reward is worth; the parts add up to 1."""
 
     valid: float = 0.15
-    calls: float = 0.55
+    calls: float = 0.4
     facts: float = 0.25
-    economy: float = 0.05
+    answered: float = 0.1
+    economy: float = 0.1
     right_tool: float = 1 / 3
     """Of one expected call: what the right tool earns whatever its arguments."""
     similar: float = 0.5
@@ -83,6 +86,7 @@ def score(scenario: Scenario, messages: Sequence[Message], tools: Sequence[Tool]
         "valid": max((_validity(call, by_name) for call in made), default=0.0),
         "calls": sum(quality) / len(quality),
         "facts": sum(told) / len(told) if told else 0.0,
+        "answered": sum(done) / len(done) if answer.strip() else 0.0,
         "economy": right / len(quality) * right / len(made) if made else 0.0,
     }
     for_calls = weights.calls if told else weights.calls + weights.facts
@@ -90,6 +94,7 @@ def score(scenario: Scenario, messages: Sequence[Message], tools: Sequence[Tool]
         weights.valid * parts["valid"]
         + for_calls * parts["calls"]
         + weights.facts * parts["facts"]
+        + weights.answered * parts["answered"]
         + weights.economy * parts["economy"]
     )
     solved = right == len(quality) and all(told)
