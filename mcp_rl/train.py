@@ -213,6 +213,8 @@ async def _warm_up(run: Run) -> None:
 async def _grpo(run: Run) -> None:
     """The steps that are missing."""
     total, durations = run.config.steps, []
+    if (made := await run.backend.step(run.model) - run.first_step) > total:
+        raise ConfigError(f"{run.config.output} has {made} GRPO steps already: give --steps {made} or more.")
     while (done := await run.backend.step(run.model) - run.first_step) < total:
         started = time.monotonic()
         record = await _step(run, done)
