@@ -66,7 +66,7 @@ async def evaluate_model(
             name = f"agent@{step}"
             await engine.publish(name, adapter)
             client = Model(
-                name=name, project="mcp-rl", inference_base_url=engine.base_url, inference_api_key=engine.api_key
+                name="agent", project="mcp-rl", inference_base_url=engine.base_url, inference_api_key=engine.api_key
             ).openai_client()
             agent = Agent(
                 client,
