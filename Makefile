@@ -13,30 +13,24 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
 DEMO := .venv-demo
 DEV := .venv
-UV_INSTALL = $(1)/bin/python -m uv pip install --quiet --compile-bytecode --python $(1)/bin/python -c constraints.txt
-
 .PHONY: install demo test test-quick check bench clean
 
 install: $(DEV)/.installed
 
-$(DEMO)/.installed: pyproject.toml constraints.txt
-	@echo "Installing into $(DEMO): mcp-rl with the MCP client and the CPU trainer."
-	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/python -m pip install --quiet uv
-	$(call UV_INSTALL,$(DEMO)) -e '.[mcp,local]'
-	@touch $@
+$(DEMO)/.installed: EXTRAS := mcp,local
+$(DEV)/.installed: EXTRAS := all,dev
 
-$(DEV)/.installed: pyproject.toml constraints.txt
-	@echo "Installing into $(DEV): all of the above and the development tools."
-	$(PYTHON) -m venv $(DEV)
-	$(DEV)/bin/python -m pip install --quiet uv
-	$(call UV_INSTALL,$(DEV)) -e '.[all,dev]'
+%/.installed: pyproject.toml constraints.txt
+	@echo "Installing into $*: art-plugins[$(EXTRAS)]."
+	$(PYTHON) -m venv $*
+	$*/bin/python -m pip install --quiet uv
+	$*/bin/python -m uv pip install --quiet --compile-bytecode --python $*/bin/python -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 demo: $(DEMO)/.installed
 	$(DEMO)/bin/mcp-rl train --server examples/sql_agent/server.py --model $(MODEL) --steps $(STEPS) --seed $(SEED) \
-	  --output $(RUN) --num-scenarios 36 --max-calls 2 --max-turns 3 --max-tokens 48 \
-	  --lora-layers 15 --learning-rate 1e-3 --warmup-learning-rate 2e-3
+	  --output $(RUN) --num-scenarios 48 --held-out 0.25 --max-calls 1 --max-turns 3 --max-tokens 48 \
+	  --lora-layers 15 --learning-rate 1e-3 --warmup-steps 4 --warmup-learning-rate 2e-3
 
 test: $(DEV)/.installed
 	$(DEV)/bin/python -m pytest

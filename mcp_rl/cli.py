@@ -38,27 +38,29 @@ Exclude = Annotated[list[str] | None, typer.Option("--exclude-tools", help="Leav
 Destructive = Annotated[
     bool, typer.Option("--allow-destructive", help="Also use tools that the server marks as destructive.")
 ]
+HeldOut = Annotated[float, typer.Option(help="Share of the scenarios made that is kept for evaluation.")]
 Seed = Annotated[int, typer.Option(help="Fixes scenarios, sampling and training.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, for machines.")]
 Isolate = Annotated[bool, typer.Option("--isolate", help="Start a fresh stdio server for each rollout.")]
 
 
 def main() -> None:
-    """Entry point: an expected failure is one sentence and exit code 2, Ctrl-C is 130."""
+    """Entry point: an expected failure is one sentence and exit code 2."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     try:
         app()
     except ARTError as error:
         typer.echo(f"Error: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("Stopped. Nothing is lost: the same command goes on from here.", err=True)
-        sys.exit(130)
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`. Ctrl-C cancels it and lets it clean up."""
-    return asyncio.run(work)
+    """Run `work`. Ctrl-C cancels it, lets it clean up, and exits with code 130."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:  # caught here: typer would end without a word
+        typer.echo("Stopped. Nothing is lost: the same command goes on from here.", err=True)
+        raise typer.Exit(130) from None
 
 
 def _print_json(value: Any) -> None:
@@ -98,6 +100,7 @@ def scenarios(
     server: Server,
     num: Annotated[int, typer.Option(min=1, help="How many, train and held-out together.")] = 24,
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("scenarios.jsonl"),
+    held_out: HeldOut = 1 / 3,
     seed: Seed = 0,
     tools: Tools = None,
     exclude_tools: Exclude = None,
@@ -109,7 +112,7 @@ def scenarios(
 
     async def work() -> Any:
         async with _server(server, tools, exclude_tools, allow_destructive) as connected:
-            return await generate(connected, num=num, seed=seed)
+            return await generate(connected, num=num, seed=seed, held_out=held_out)
 
     made = _run(work())
     save(out, made)
@@ -130,6 +133,7 @@ def train(
     output: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/mcp-rl"),
     scenarios: Annotated[Path | None, typer.Option(help="A file of `mcp-rl scenarios`; default: make them.")] = None,
     num_scenarios: Annotated[int, typer.Option(min=2, help="How many to make.")] = 48,
+    held_out: HeldOut = 1 / 3,
     max_calls: Annotated[int, typer.Option(min=1, max=3, help="Most calls that a scenario made needs.")] = 3,
     resume: Annotated[
         bool, typer.Option(help="Go on with the run in --output, or set it aside and start anew.")

@@ -30,6 +30,8 @@ class TrainConfig(BaseModel):
     scenarios: Path | None = None
     """A file written by `mcp-rl scenarios`; None: scenarios are made from the server's schemas."""
     num_scenarios: int = Field(default=48, ge=2)
+    held_out: float = Field(default=1 / 3, gt=0, lt=1)
+    """The share of the scenarios made that is only evaluated on."""
     max_calls: int = Field(default=3, ge=1, le=3)
     """Calls that the longest of the scenarios made needs."""
     scenarios_per_step: int = Field(default=4, ge=1)

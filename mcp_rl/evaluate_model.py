@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from art_core.errors import ConfigError
 from mcp_rl.client import MCPServer
-from mcp_rl.config import require_local
+from mcp_rl.config import TrainConfig, require_local
 from mcp_rl.console import Display, quiet_libraries
 from mcp_rl.evaluate import evaluate
 from mcp_rl.records import EvalRecord, RunFolder, Stage
-from mcp_rl.rollout import Agent
+from mcp_rl.rollout import RolloutConfig, load_agent
 from mcp_rl.scenarios import load
 
 
-def parse_model(text: str) -> tuple[str, Path | None, int]:
-    """`RUN[@STEP]` or a base model -> (base model, adapter folder or None, policy version).
+@dataclass(frozen=True)
+class Candidate:
+    """What is to be scored: a base model, or a policy version of a run with the limits that the run's rollouts had."""
+
+    base_model: str
+    adapter: Path | None = None
+    step: int = 0
+    limits: RolloutConfig = field(default_factory=RolloutConfig)
+
+
+def parse_model(text: str) -> Candidate:
+    """Read `RUN[@STEP]`, or the name of a base model.
 
     Raises:
         ConfigError: the run has no such step.
     """
     name, _, step = text.partition("@")
     folder = RunFolder(Path(name))
-    if (config := folder.read_config()) is None:
-        return text, None, 0
+    if (recorded := folder.read_config()) is None:
+        return Candidate(text)
     from art_backend.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(folder.model_folder / "checkpoints")
@@ -33,7 +44,8 @@ def parse_model(text: str) -> tuple[str, Path | None, int]:
             f"{name} has no policy version {step or '(none at all)'}: it has {', '.join(map(str, steps)) or 'none'}."
         )
     version = int(step) if step else steps[-1]
-    return str(config["model"]), checkpoints.path(version), version
+    config = TrainConfig.model_validate(recorded)
+    return Candidate(config.model, checkpoints.path(version), version, config.rollout())
 
 
 async def evaluate_model(
@@ -48,39 +60,28 @@ async def evaluate_model(
 ) -> EvalRecord:
     """Serve `model` and attempt every held-out scenario (all of them, if the file marks none as held out)."""
     require_local()
-    base_model, adapter, step = parse_model(model)
+    candidate = parse_model(model)
     loaded = load(scenarios)
     chosen = [scenario for scenario in loaded if scenario.split == "held_out"] or loaded
     async with server:
-        from art_backend.base_model import load_tokenizer, resolve
         from art_backend.engine import TransformersEngine
-        from art_backend.threads import in_own_thread
         from art_core.models import Model
 
         quiet_libraries()
-        path = await in_own_thread(resolve, base_model)
-        tokenizer = await in_own_thread(load_tokenizer, path)
-        engine = TransformersEngine(base_model)
+        engine = TransformersEngine(candidate.base_model)
         await engine.start()
         try:
-            name = f"agent@{step}"
-            await engine.publish(name, adapter)
-            client = Model(
+            name = f"agent@{candidate.step}"
+            await engine.publish(name, candidate.adapter)
+            endpoint = Model(
                 name="agent", project="mcp-rl", inference_base_url=engine.base_url, inference_api_key=engine.api_key
-            ).openai_client()
-            agent = Agent(
-                client,
-                name,
-                server.tools,
-                lambda text: tokenizer.encode(text, add_special_tokens=False),
-                tokenizer.decode,
             )
             return await evaluate(
-                agent,
+                await load_agent(endpoint.openai_client(), name, server.tools, candidate.base_model, candidate.limits),
                 server,
                 chosen,
-                stage=Stage.AFTER if adapter else Stage.BASE,
-                step=step,
+                stage=Stage.AFTER if candidate.adapter else Stage.BASE,
+                step=candidate.step,
                 samples=samples,
                 seed=seed,
                 display=display,

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from art_core.auto import auto_trajectory, capture_auto_trajectory
 from art_core.errors import EngineError
@@ -22,7 +22,7 @@ from mcp_rl.arguments import parse_arguments
 from mcp_rl.results import cut, error_result
 from mcp_rl.reward import score
 from mcp_rl.scenarios import Scenario
-from mcp_rl.tools import Tool, ToolResult
+from mcp_rl.tools import Caller, Tool, ToolResult
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -43,12 +43,6 @@ class EndReason(StrEnum):
     """The conversation no longer fits the model's context. Scored as it stands."""
 
 
-class Caller(Protocol):
-    """What a rollout needs of an MCP session."""
-
-    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult: ...
-
-
 def opening(scenario: Scenario) -> list[Message]:
     """The messages that every attempt at `scenario` begins with."""
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": scenario.task}]
@@ -64,6 +58,21 @@ class RolloutConfig:
     temperature: float = 1.0
     max_result_tokens: int = 256
     """Tokens of one tool result that the model is shown."""
+
+
+async def load_agent(
+    client: AsyncOpenAI, model_name: str, tools: Sequence[Tool], base_model: str, config: RolloutConfig
+) -> Agent:
+    """The agent that is served as `model_name`, with the tokenizer of `base_model`."""
+    from art_backend.base_model import load_tokenizer, resolve
+    from art_backend.threads import in_own_thread
+
+    tokenizer = await in_own_thread(lambda: load_tokenizer(resolve(base_model)))
+
+    def encode(text: str) -> Sequence[int]:
+        return tokenizer.encode(text, add_special_tokens=False)  # type: ignore[no-any-return]
+
+    return Agent(client, model_name, tools, encode, tokenizer.decode, config)
 
 
 @dataclass(frozen=True)
@@ -140,12 +149,10 @@ class Agent:
 
     async def _call(self, session: Caller, call: Any) -> ToolResult:
         """Run one tool call of the model. Its own mistakes come back as text that it can learn from."""
-        name, parsed = call.function.name, parse_arguments(call.function.arguments)
-        if name not in {tool.name for tool in self.tools}:
-            return error_result(f"There is no tool {name!r}. The tools are: {', '.join(t.name for t in self.tools)}.")
+        parsed = parse_arguments(call.function.arguments)
         if parsed.arguments is None:
             return error_result(parsed.error or "Invalid arguments.")
-        result = await session.call(name, parsed.arguments)
+        result = await session.call(call.function.name, parsed.arguments)
         return dataclasses.replace(result, text=self.shown(result.text))
 
     def shown(self, result: str) -> str:

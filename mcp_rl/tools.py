@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from mcp_rl.schema import SchemaChecker
 
@@ -52,3 +52,11 @@ class ToolResult:
     structured: Any = None
     size: int = 0
     """Characters of the full text, before any cut."""
+
+
+class Caller(Protocol):
+    """What calls tools: a connected server, or one session of it."""
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """A failed tool, or an unknown one, is a result with `is_error`; a lost server raises `ServerError`."""
+        ...

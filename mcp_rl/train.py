@@ -10,7 +10,6 @@ command continues a run that was stopped anywhere, and a finished run just print
 from __future__ import annotations
 
 import itertools
-import random
 import resource
 import statistics
 import sys
@@ -20,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from art_core.agent_loop import choose
 from art_core.errors import ConfigError
 from art_core.gather import gather_trajectory_groups
 from art_core.types import Trajectory, TrajectoryGroup
@@ -29,7 +29,7 @@ from mcp_rl.config import TrainConfig
 from mcp_rl.console import Display, clock, quiet_libraries
 from mcp_rl.evaluate import evaluate, rollout_seed
 from mcp_rl.records import EvalRecord, Phase, RunFolder, Stage, StepRecord, Summary
-from mcp_rl.rollout import Agent
+from mcp_rl.rollout import Agent, load_agent
 from mcp_rl.scenarios import KINDS, MIX, Scenario, generate, load, save
 from mcp_rl.warmup import demonstrations
 
@@ -110,12 +110,12 @@ async def _open(config: TrainConfig, folder: RunFolder, display: Display) -> Asy
     async with server:
         scenarios = await _scenarios(config, folder, server, display)
         from art_backend import AdapterConfig, LocalBackend
-        from art_backend.base_model import load_tokenizer, resolve
+        from art_backend.base_model import resolve
         from art_backend.threads import in_own_thread
         from art_core.models import TrainableModel
 
         quiet_libraries()
-        path = await in_own_thread(resolve, config.model)
+        await in_own_thread(resolve, config.model)  # fetched or refused before anything is written
         folder.write_config(config)
         backend = LocalBackend(
             adapter=AdapterConfig(r=config.lora_rank, alpha=2 * config.lora_rank, last_layers=config.lora_layers),
@@ -126,15 +126,7 @@ async def _open(config: TrainConfig, folder: RunFolder, display: Display) -> Asy
             model = TrainableModel(name="agent", project="mcp-rl", base_model=config.model, base_path=config.output)
             display.line(f"Loading {config.model} ...", style="dim")
             await model.register(backend)
-            tokenizer = await in_own_thread(load_tokenizer, path)
-            agent = Agent(
-                model.openai_client(),
-                model.name,
-                server.tools,
-                lambda text: tokenizer.encode(text, add_special_tokens=False),
-                tokenizer.decode,
-                config.rollout(),
-            )
+            agent = await load_agent(model.openai_client(), model.name, server.tools, config.model, config.rollout())
             yield Run(config, folder, server, scenarios, backend, model, agent, display)
 
 
@@ -146,7 +138,9 @@ async def _scenarios(config: TrainConfig, folder: RunFolder, server: MCPServer, 
     else:
         display.line("Making scenarios from the server's schemas ...", style="dim")
         kinds = [kind for kind in MIX if KINDS.index(kind) < config.max_calls]
-        scenarios = await generate(server, num=config.num_scenarios, seed=config.seed, kinds=kinds)
+        scenarios = await generate(
+            server, num=config.num_scenarios, seed=config.seed, held_out=config.held_out, kinds=kinds
+        )
     counts = {name: sum(s.split == name for s in scenarios) for name in ("train", "held_out")}
     if not all(counts.values()):
         raise ConfigError(
@@ -230,7 +224,8 @@ async def _grpo(run: Run) -> None:
 async def _step(run: Run, index: int) -> StepRecord:
     """Roll out, train, publish, record: GRPO step number `index` (from 0)."""
     config, policy = run.config, run.first_step + index
-    chosen = _choose(run.split("train"), config.scenarios_per_step, index, config.seed)
+    scenarios = run.split("train")
+    chosen = [scenarios[number] for number in choose(len(scenarios), config.scenarios_per_step, index, config.seed)]
     started = time.monotonic()
     groups = await _roll_out(run, chosen, policy)
     rolled_out = time.monotonic() - started
@@ -265,21 +260,6 @@ def _record_progress(run: Run) -> list[StepRecord]:
     run.folder.write_tools(run.server)
     run.folder.add_seconds(time.monotonic() - run.started)
     return steps
-
-
-def _choose(scenarios: Sequence[Scenario], count: int, index: int, seed: int) -> list[Scenario]:
-    """The scenarios of GRPO step `index`: consecutive slices of an endless sequence of seeded permutations."""
-    count = min(count, len(scenarios))
-    chosen: list[Scenario] = []
-    position = index * count
-    while len(chosen) < count:
-        epoch, offset = divmod(position, len(scenarios))
-        order = random.Random(f"{seed}/{epoch}").sample(range(len(scenarios)), len(scenarios))
-        candidate = scenarios[order[offset]]
-        if candidate not in chosen:  # where two permutations meet
-            chosen.append(candidate)
-        position += 1
-    return chosen
 
 
 async def _roll_out(run: Run, scenarios: Sequence[Scenario], policy: int) -> list[TrajectoryGroup]:
@@ -358,7 +338,7 @@ async def _finish(run: Run, evaluations: dict[Stage, EvalRecord]) -> Summary:
 
 
 def peak_memory_gb() -> float:
-    """Peak resident memory of this process and of the largest of its children, in GB (10^9 bytes)."""
+    """Peak resident memory of this process in GB (10^9 bytes). The server's is not in it: Linux counts what a child
+    shared with this process before it became the server as the child's own."""
     unit = 1 if sys.platform == "darwin" else 1024
-    usage = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return round(sum(usage) * unit / 1e9, 2)
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9, 2)

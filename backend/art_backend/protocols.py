@@ -32,6 +32,11 @@ class InferenceEngine(Protocol):
         """Stop serving `name` once the requests in flight that use it have been answered."""
         ...
 
+    async def sleep(self) -> None:
+        """Free memory that can be had again, such as caches: training is about to need it. `publish` and requests wake
+        the engine up."""
+        ...
+
     async def close(self) -> None:
         """Stop the server and free its memory. Idempotent."""
         ...
@@ -65,8 +70,13 @@ class Trainer(Protocol):
         """Load the base model and attach a fresh adapter. Raises TrainingError."""
         ...
 
-    def step(self, sequences: Sequence[TrainSequence], config: GRPOConfig) -> dict[str, float]:
-        """One optimizer step of the GRPO loss over `sequences`; returns metrics (`loss/train`, ...)."""
+    def step(
+        self, sequences: Sequence[TrainSequence], config: GRPOConfig, reference: Path | None = None
+    ) -> dict[str, float]:
+        """One step of the GRPO loss over `sequences`; returns metrics (`loss/train`, ...).
+
+        `reference` is the adapter of the reference policy, where `config` asks for one; None: the base model.
+        """
         ...
 
     def sft_step(self, sequences: Sequence[TrainSequence], config: SFTConfig) -> dict[str, float]:

@@ -81,6 +81,15 @@ SCHEMA = """
 CREATE TABLE departments (id INTEGER PRIMARY KEY, name TEXT, city TEXT, budget INTEGER);
 CREATE TABLE employees (id INTEGER PRIMARY KEY, name TEXT, department TEXT, title TEXT, salary INTEGER, hired INTEGER);
 CREATE TABLE projects (id INTEGER PRIMARY KEY, name TEXT, department TEXT, status TEXT, cost INTEGER);
+CREATE VIEW active_projects AS SELECT name, department, cost FROM projects WHERE status = 'active';
+CREATE VIEW analysts AS SELECT name, department, hired FROM employees WHERE title = 'Analyst';
+CREATE VIEW cities AS SELECT city, COUNT(*) AS departments, SUM(budget) AS budget FROM departments GROUP BY city;
+CREATE VIEW directors AS SELECT name, department, salary, hired FROM employees WHERE title = 'Director';
+CREATE VIEW engineers AS SELECT id, name, title, salary FROM employees WHERE department = 'Engineering';
+CREATE VIEW finished_projects AS SELECT id, name, cost FROM projects WHERE status = 'done';
+CREATE VIEW newcomers AS SELECT name, title, department, salary, hired FROM employees WHERE hired >= 2022;
+CREATE VIEW sales_team AS SELECT name, salary FROM employees WHERE department = 'Sales';
+CREATE VIEW titles AS SELECT title, COUNT(*) AS people FROM employees GROUP BY title;
 """
 QUERIES = [
     "SELECT COUNT(*) FROM employees",
@@ -89,6 +98,7 @@ QUERIES = [
     "SELECT salary FROM employees WHERE name = 'Ada Novak'",
     "SELECT name FROM projects WHERE status = 'active'",
     "SELECT name FROM employees ORDER BY salary DESC LIMIT 1",
+    "SELECT COUNT(*) FROM cities",
 ]
 READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 
@@ -135,8 +145,8 @@ class Database:
             connection.close()
 
     def tables(self) -> list[str]:
-        """Names of the tables."""
-        return [row[0] for row in self.query("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")[1]]
+        """Names of the tables and views."""
+        return [row[0] for row in self.query("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') ORDER BY name")[1]]
 
 
 def plain(value: Any) -> Any:

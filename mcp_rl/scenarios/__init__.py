@@ -2,6 +2,6 @@
 
 from mcp_rl.scenarios.files import load, save
 from mcp_rl.scenarios.generate import generate
-from mcp_rl.scenarios.model import KINDS, MIX, Caller, ExpectedCall, Kind, Scenario, Split
+from mcp_rl.scenarios.model import KINDS, MIX, ExpectedCall, Kind, Scenario, Server, Split
 
-__all__ = ["KINDS", "MIX", "Caller", "ExpectedCall", "Kind", "Scenario", "Split", "generate", "load", "save"]
+__all__ = ["KINDS", "MIX", "ExpectedCall", "Kind", "Scenario", "Server", "Split", "generate", "load", "save"]

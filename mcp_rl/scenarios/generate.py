@@ -9,7 +9,7 @@ from datetime import date
 
 from art_core.errors import ConfigError
 from mcp_rl.scenarios.compose import Composer, Draft
-from mcp_rl.scenarios.model import KINDS, MIX, Caller, Kind, Scenario, Split, argument_key
+from mcp_rl.scenarios.model import KINDS, MIX, Kind, Scenario, Server, Split, argument_key
 from mcp_rl.scenarios.probe import Findings, Observation, Prober
 from mcp_rl.scenarios.propose import MAX_RESULT
 from mcp_rl.scenarios.split import Chooser, assign
@@ -21,7 +21,7 @@ MAX_ARGUMENTS = 300
 
 
 async def generate(
-    server: Caller,
+    server: Server,
     *,
     num: int,
     seed: int = 0,
@@ -81,7 +81,9 @@ def _choose(
     free = [seen for seen in usable if sides[seen.number] is None]
     limit = 400 + 3 * num  # some drafts will be refused
     free_drafts = [
-        draft for kind in kinds for draft in Composer(findings, free, date.today(), seed).drafts(kind, limit)
+        draft
+        for kind in dict.fromkeys(kinds)
+        for draft in Composer(findings, free, date.today(), seed).drafts(kind, limit)
     ]
     shared = _share_out(free_drafts, held_out)
     wanted: dict[Split, int] = {"train": num - round(num * held_out), "held_out": round(num * held_out)}
@@ -109,7 +111,7 @@ def _share_out(drafts: Sequence[Draft], held_out: float) -> dict[str, Split]:
     }
 
 
-def _why_none(server: Caller, prober: Prober, findings: Findings) -> str:
+def _why_none(server: Server, prober: Prober, findings: Findings) -> str:
     if not prober.tools:
         names = ", ".join(tool.name for tool in server.tools) or "none"
         return (

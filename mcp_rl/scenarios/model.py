@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mcp_rl.tools import Tool, ToolResult
+from mcp_rl.tools import Caller, Tool
 
 Kind = Literal["single", "chain2", "chain3"]
 """How many calls a scenario needs, one after the other."""
@@ -24,12 +24,11 @@ MIX: tuple[Kind, ...] = ("single", "chain2", "single", "chain2", "single", "chai
 """Half of the scenarios need one call, a third two, a sixth three: a small model learns the short ones first."""
 
 
-class Caller(Protocol):
-    """A connected server. `call` answers a failed tool with `is_error`, and raises `ServerError` for a lost server."""
+class Server(Caller, Protocol):
+    """A connected server."""
 
     @property
     def tools(self) -> Sequence[Tool]: ...
-    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult: ...
 
 
 class ExpectedCall(BaseModel):

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from mcp_rl.scenarios.facts import Leaf, Path, is_empty, leaves, pattern, read_result
-from mcp_rl.scenarios.model import Caller, argument_key
+from mcp_rl.scenarios.model import Server, argument_key
 from mcp_rl.scenarios.names import reads
 from mcp_rl.scenarios.propose import propose
 from mcp_rl.tools import Tool, ToolResult
@@ -73,7 +73,7 @@ class Findings:
 class Prober:
     """Calls the reading tools of one server within a budget of `max_calls`."""
 
-    def __init__(self, server: Caller, rng: random.Random, max_calls: int, allow_unannotated: bool) -> None:
+    def __init__(self, server: Server, rng: random.Random, max_calls: int, allow_unannotated: bool) -> None:
         self._server, self._rng, self._budget = server, rng, max_calls
         self.tools = [tool for tool in server.tools if reads(tool, allow_unannotated)]
         self.findings = Findings()

@@ -87,6 +87,11 @@ class TransformersEngine:
         """Stop answering for `name`; returns once the requests in flight have been answered."""
         await self._running()[0].retire(name)
 
+    async def sleep(self) -> None:
+        """Free the keys and values of conversations that pause; a request wakes the engine up again."""
+        if self._scheduler is not None:
+            self._scheduler.forget()
+
     async def close(self) -> None:
         """Fail what is in flight, stop the threads, free the model. Idempotent."""
         scheduler, server = self._scheduler, self._server

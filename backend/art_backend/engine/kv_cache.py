@@ -33,12 +33,19 @@ class KVCache:
         device: torch.device,
     ) -> None:
         shape = (layers, 2, slots + 1, heads, capacity, head_dim)
-        self.data = (
-            _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
-        )
+        self._memory = _lazy_memory(math.prod(shape) * dtype.itemsize) if device.type == "cpu" else None
+        if self._memory is not None:
+            self.data = torch.frombuffer(self._memory, dtype=dtype).view(shape)
+        else:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = list(self.data.unbind(0))
         self.prefix = slots
         self.capacity = capacity
+
+    def release(self) -> None:
+        """Forget all contents and give their memory back to the system (on a GPU it stays reserved)."""
+        if self._memory is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED)
 
     def copy(self, target: int, source: int, start: int, stop: int) -> None:
         """Copy positions `start` to `stop` of slot `source` to slot `target`."""
@@ -53,9 +60,9 @@ class KVCache:
             self.data[:, :, other, :, start:stop] = kept
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose memory is taken page by page, when first written."""
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+def _lazy_memory(size: int) -> mmap.mmap:
+    """`size` zero bytes whose memory is taken page by page, when first written."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page would take 2 MB where a short sequence needs some KB
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return memory

@@ -62,7 +62,7 @@ class Scheduler:
         self._waiting: list[Row] = []
         self._joining: list[Row] = []
         self._condition = threading.Condition()
-        self._closing = False
+        self._closing = self._forgetting = False
         self._thread: threading.Thread | None = None
 
     def submit(self, rows: Iterable[Row]) -> None:
@@ -78,6 +78,14 @@ class Scheduler:
                 return
         for row in rows:
             row.fail("the engine is closed")
+
+    def forget(self) -> None:
+        """Free the memory of the cache as soon as nothing is being computed."""
+        with self._condition:
+            self._forgetting = True
+            if self._thread is None:
+                self._forget_if_idle()
+            self._condition.notify()
 
     def close(self) -> None:
         """Fail what is running or waiting and stop. Idempotent."""
@@ -105,11 +113,19 @@ class Scheduler:
     def _work(self) -> bool:
         """Wait a while for something to do; False when there is nothing, and the thread has to end (see `threads`)."""
         with self._condition:
-            busy = self._condition.wait_for(lambda: self._closing or self._waiting or self._slots.rows, IDLE_S)
-            if busy and not self._closing:
+            self._condition.wait_for(
+                lambda: self._closing or self._forgetting or self._waiting or self._slots.rows, IDLE_S
+            )
+            self._forget_if_idle()
+            if (self._waiting or self._slots.rows) and not self._closing:
                 return True
             self._thread = None
             return False
+
+    def _forget_if_idle(self) -> None:
+        if self._forgetting and not self._slots.rows:
+            self._slots.clear()
+            self._forgetting = False
 
     def _admit(self) -> None:
         with self._condition:

@@ -60,7 +60,8 @@ class Slots:
         return self._prefix[: self.prefix_length]
 
     def clear(self) -> None:
-        """Forget every sequence: the weights changed. There must be no active rows."""
+        """Forget every sequence, because the weights changed or their memory is needed. There must be no active rows."""
+        self.cache.release()
         self._slots = [Slot() for _ in self._slots]
         self._prefix, self.prefix_length = [], 0
 
