@@ -27,6 +27,10 @@ class Extra(StrEnum):
     """str: a `CallStatus` value."""
     TEMPERATURE = "temperature"
     """float: the temperature of the request; logprobs are those at this temperature."""
+    MODEL = "model"
+    """str: the model that was asked, without its policy version: which adapter the call trains."""
+    ROLE = "role"
+    """str: the agent of the rollout that made the call (see `art_core.capture.roles`)."""
 
 
 class CallStatus(StrEnum):
@@ -77,6 +81,15 @@ class SampledCall:
 def extra_field(choice: Any, name: Extra) -> Any:
     """An extra field of a `Choice` object or of its dict form, None when absent."""
     return choice.get(name) if isinstance(choice, dict) else getattr(choice, name, None)
+
+
+def call_role(choice: Any) -> str | None:
+    """The role that made the call, None when nothing named one. A plain message has none: its own "role" field says who
+    speaks."""
+    if isinstance(choice, dict) and "message" not in choice:
+        return None
+    role = extra_field(choice, Extra.ROLE)
+    return role if isinstance(role, str) else None
 
 
 def _usable(logprob: Any) -> float | None:

@@ -157,6 +157,12 @@ class Model(Generic[ConfigT]):
         groups = _as_groups(trajectories)
         if groups:
             self.store.append_trajectories(split, step, groups)
+        self.log_metrics(groups, split, metrics=metrics, step=step)
+
+    def log_metrics(
+        self, groups: Sequence[TrajectoryGroup], split: str, *, metrics: dict[str, float] | None = None, step: int
+    ) -> None:
+        """`log` for groups whose trajectories were put into the run folder while they finished."""
         named = {name if "/" in name else f"{split}/{name}": value for name, value in (metrics or {}).items()}
         record = group_metrics(groups, split) | named
         if record:
@@ -239,6 +245,10 @@ class TrainableModel(Model[ConfigT]):
             raise ConfigError(f"{self.name} is not registered: call `await model.register(backend)` first.")
         return self._backend
 
+    def registered_with(self, backend: Backend) -> bool:
+        """Whether `backend` serves the model."""
+        return self._backend is backend
+
     async def register(self, backend: Backend | None = None) -> None:
         """Load the model in `backend`, resume its newest step, and serve it."""
         if backend is None:
@@ -277,8 +287,11 @@ class TrainableModel(Model[ConfigT]):
             config: options of the backend's training step; unknown ones are refused.
         """
         groups = list(groups)
-        step = await self.get_step()
-        self.store.append_trajectories("train", step, groups)
+        self.store.append_trajectories("train", await self.get_step(), groups)
+        return await self.train_recorded(groups, **config)
+
+    async def train_recorded(self, groups: Sequence[TrajectoryGroup], **config: Any) -> TrainResult:
+        """`train` for groups whose trajectories were put into the run folder while they finished."""
         extra = {**group_metrics(groups, "train"), **config.pop("extra_metrics", {})}
         result = await self.backend.train(self, groups, extra_metrics=extra, **config)
         return self._advance(result)

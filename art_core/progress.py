@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("art_core.gather")
 
 
+def say(line: str) -> None:
+    """A line for the person who watches the run: on a terminal it is printed, elsewhere logged."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(line, markup=False, highlight=False)
+    else:
+        log.info("%s", line)
+
+
 class _Mean:
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0

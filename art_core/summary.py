@@ -13,8 +13,8 @@ def group_metrics(groups: Sequence[TrajectoryGroup], split: str) -> dict[str, fl
     """Metrics of `groups`, named `{split}/...`.
 
     `reward`: mean over the scored trajectories. `reward_std_dev`: mean over the groups of the standard deviation within
-    a group of at least two. `exception_rate`: share of failed rollouts. Then the mean of every trajectory metric over
-    the trajectories that have it. A figure without a value to average is left out.
+    a group of at least two. `exception_rate`: share of failed rollouts. Then `reward/{role}` and every metric of the
+    trajectories, each as its mean over those that have it. A figure without a value to average is left out.
     """
     rewards = [[t.reward for t in group if t.reward is not None] for group in groups]
     scored = [reward for of_group in rewards for reward in of_group]
@@ -24,6 +24,8 @@ def group_metrics(groups: Sequence[TrajectoryGroup], split: str) -> dict[str, fl
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
             values[name].append(float(value))
+        for role, reward in trajectory.role_rewards.items():
+            values[f"reward/{role}"].append(reward)
     metrics = {f"{split}/{name}": statistics.fmean(of_name) for name, of_name in values.items()}
     if scored:
         metrics[f"{split}/reward"] = statistics.fmean(scored)

@@ -77,11 +77,13 @@ class Trajectory(History):
     """What one rollout did, and how good it was.
 
     `reward` is None while the trajectory is unscored (a failed or unjudgeable rollout): it is then never trained, and
-    never counted as 0.
+    never counted as 0. `role_rewards` scores single agents of the rollout: calls of a role named there (see
+    `art_core.role`) are compared by that reward within their group, all others by `reward`.
     """
 
     additional_histories: list[History] = Field(default_factory=list)
     reward: float | None = 0.0
+    role_rewards: dict[str, float] = Field(default_factory=dict)
     initial_policy_version: int | None = None
     final_policy_version: int | None = None
     metrics: Metrics = Field(default_factory=dict)

@@ -1,7 +1,7 @@
 """From captured calls to a trajectory.
 
 Each call is a turn: the request is context, the reply is what was sampled. A call that continues a conversation extends
-its history; anything else (a sub-agent, a rewritten history, other tools, a second choice) opens a history of its own.
+its history; anything else (another role, a rewritten history, other tools, a second choice) opens a history of its own.
 This is presentation only: training reads each choice's own token ids, so no choice is ever dropped or put down twice,
 and a doubtful merge costs nothing.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from art_core.calls import CallStatus, Extra, extra_field
+from art_core.capture.choices import model_name
 from art_core.types import History, Message, Tools, Trajectory, choice_message
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class _Chain:
     """A history under construction."""
 
     model: str
+    role: str | None
     tools: Tools | None
     items: list[Any] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -35,8 +37,10 @@ class _Chain:
     """Prompt and sampled tokens of the newest turn, None when they are not known."""
 
     def continued_by(self, call: CapturedCall, keys: list[str], prompt: list[int] | None) -> bool:
-        """Whether the call's prompt is this whole history, perhaps with more after it."""
-        if self.model != _model(call) or self.tools != _tools(call) or len(keys) < len(self.keys):
+        """Whether the call's prompt is this whole history, perhaps with more after it, asked by the same agent."""
+        if (self.model, self.role) != (_model(call), call.role) or self.tools != _tools(call):
+            return False
+        if len(keys) < len(self.keys):
             return False
         if keys[: len(self.keys)] == self.keys:
             return True
@@ -60,7 +64,7 @@ def _status(choice: Choice) -> Any:
 
 def _model(call: CapturedCall) -> str:
     """The model asked, whatever its policy version: a rollout may see a training step go by."""
-    return str(call.request.get("model", "")).partition("@")[0]
+    return model_name(call.request.get("model"))
 
 
 def _tools(call: CapturedCall) -> Tools | None:
@@ -132,6 +136,6 @@ def _place(chains: list[_Chain], call: CapturedCall, choices: list[Choice]) -> N
         chain = max(fitting, key=lambda chain: len(chain.keys), default=None)
         fitting = []
         if chain is None:
-            chain = _Chain(_model(call), _tools(call))
+            chain = _Chain(_model(call), call.role, _tools(call))
             chains.append(chain)
         chain.extend(messages[len(chain.keys) :], choice)

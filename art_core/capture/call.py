@@ -23,12 +23,14 @@ class CapturedCall:
         request: the request body as it went over the wire, parsed from its bytes: later edits by the agent to its own
             lists cannot reach it. Holds `messages`, `tools`, `response_format` and so on.
         hide_usage: whether capture, not the agent, asked for the usage of a stream.
+        role: the agent of the rollout that made the call, None when nothing named it.
         error: why there is no reply ("HTTP 429", "ConnectError: ..."), None while there is no error.
     """
 
-    def __init__(self, request: JSON, *, hide_usage: bool = False) -> None:
+    def __init__(self, request: JSON, *, hide_usage: bool = False, role: str | None = None) -> None:
         self.request = request
         self.hide_usage = hide_usage
+        self.role = role
         self.error: str | None = None
         self._reply: Reply | None = None
         self._finished = False
@@ -51,6 +53,11 @@ class CapturedCall:
                 return b""
             self._finished = True
             return self._reply.finish()
+
+    def take_parsed(self) -> JSON | None:
+        """The reply as the agent shall see it, parsed: given away once, None when there is none (any more)."""
+        with self._lock:
+            return self._reply.take_parsed() if self._reply else None
 
     def close(self) -> None:
         """The agent is done with the reply, perhaps before its end."""
@@ -76,7 +83,7 @@ class CapturedCall:
         if completion is None:
             return []
         try:
-            annotate(completion, self.request)
+            annotate(completion, self.request, self.role)
             choices = [to_choice(raw, position) for position, raw in enumerate(completion["choices"])]
         except Exception:  # noqa: BLE001 - capture must not disturb the agent; counted and logged
             note_hook_failure("a completion")

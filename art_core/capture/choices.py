@@ -34,10 +34,16 @@ def policy_version(model: Any) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def annotate(completion: JSON, request: JSON) -> None:
-    """Set the `Extra` fields on every choice of `completion`, in place."""
+def model_name(model: Any) -> str:
+    """The name without the step: `agent` for `agent@7`; "" when there is none."""
+    return _VERSION.sub("", model) if isinstance(model, str) else ""
+
+
+def annotate(completion: JSON, request: JSON, role: str | None = None) -> None:
+    """Set the `Extra` fields on every choice of `completion`, in place; `role` is the agent that made the call."""
     temperature = request.get("temperature")
     version = policy_version(completion.get("model") or request.get("model"))
+    model = model_name(request.get("model") or completion.get("model"))
     for choice in completion.get("choices") or ():
         prompt = choice.get(Extra.PROMPT_TOKEN_IDS)
         extras = {
@@ -46,6 +52,8 @@ def annotate(completion: JSON, request: JSON) -> None:
             Extra.CALL_ID: completion.get("id"),
             Extra.STATUS: CallStatus.ABORTED if choice.get("finish_reason") in UNFINISHED else CallStatus.COMPLETE,
             Extra.TEMPERATURE: 1.0 if temperature is None else float(temperature),
+            Extra.MODEL: model or None,
+            Extra.ROLE: role,
         }
         choice.update({str(name): value for name, value in extras.items() if value is not None})
 
@@ -102,5 +110,7 @@ def _logprobs(raw: JSON | None) -> JSON | None:
 
 def _token_logprob(raw: JSON) -> JSON:
     logprob = raw.get("logprob")
+    if type(logprob) is float and math.isfinite(logprob) and "token" in raw and "top_logprobs" in raw:
+        return raw  # as a rule, and there are as many as tokens
     usable = isinstance(logprob, (int, float)) and math.isfinite(logprob)
     return {"token": "", "top_logprobs": []} | raw | {"logprob": float(logprob) if usable else PLACEHOLDER_LOGPROB}  # type: ignore[arg-type]

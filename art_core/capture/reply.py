@@ -1,22 +1,20 @@
 """Reading a reply while the agent reads it.
 
 A reply reader is fed the bytes that arrive and hands back those that the agent shall see: as a rule the same bytes at
-the same time. For a model under training, a plain reply is handed on whole, with the capture fields on its choices, and
-a stream event by event, without the usage event that only we asked for: its token count is what proves that no token id
-was lost on the way.
+the same time. For a model under training, a plain reply (see `art_core.capture.plain`) is handed on whole, with the
+capture fields on its choices, and a stream event by event, without the usage event that only we asked for: its token
+count is what proves that no token id was lost on the way.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from art_core.capture.loss import Loss, note_hook_failure, note_loss
 from art_core.capture.stream import CompletionAssembler, EventSplitter, event_data
+from art_core.capture.wire import loads
 
 JSON = dict[str, Any]
-Annotate = Callable[[JSON], None]
 
 
 class Reply(Protocol):
@@ -38,42 +36,9 @@ class Reply(Protocol):
         """What has arrived so far in the form of a chat completion, None when there is nothing of use."""
         ...
 
-
-class PlainReply:
-    """A reply that is one JSON document."""
-
-    def __init__(self, annotate: Annotate | None = None) -> None:
-        self._annotate = annotate
-        self._body = bytearray()
-        self._completion: JSON | None = None
-
-    def feed(self, chunk: bytes) -> bytes:
-        self._body += chunk
-        return b"" if self._annotate else chunk
-
-    def finish(self) -> bytes:
-        body = bytes(self._body)
-        self._body.clear()
-        if not body:
-            return b""
-        try:
-            completion = json.loads(body)
-            for choice in completion["choices"]:
-                if choice.get("finish_reason") is None:  # the whole document is here, so the turn is over
-                    choice["finish_reason"] = "stop"
-            self._completion = completion
-            if self._annotate:
-                self._annotate(completion)
-                return json.dumps(completion).encode()
-        except Exception:  # noqa: BLE001 - capture must not disturb the agent; counted and logged
-            note_hook_failure("a reply")
-        return body if self._annotate else b""
-
-    def close(self) -> None:
-        self._body.clear()  # half a JSON document is of no use
-
-    def completion(self) -> JSON | None:
-        return self._completion
+    def take_parsed(self) -> JSON | None:
+        """The document that the agent gets, where it has been parsed on the way; the caller may change it."""
+        ...
 
 
 class StreamReply:
@@ -107,6 +72,9 @@ class StreamReply:
         completion = self._assembler.completion() if self._finished is None else self._finished
         return completion if completion["choices"] else None
 
+    def take_parsed(self) -> JSON | None:
+        return None
+
     def _read(self, event: bytes) -> bool:
         """Take in an event; False when the agent shall not see it."""
         try:
@@ -114,7 +82,7 @@ class StreamReply:
             if data.startswith("[DONE]"):
                 self._whole = True
             elif data.strip():
-                chunk = json.loads(data)
+                chunk = loads(data)
                 self._assembler.add(chunk)
                 return not (self._hide_usage and chunk.get("usage") and not chunk.get("choices"))
         except Exception:  # noqa: BLE001 - capture must not disturb the agent; counted and logged

@@ -8,12 +8,12 @@ because structured output, raw responses and streams are all the same there: a r
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -21,8 +21,12 @@ import httpx
 from art_core.capture.call import CapturedCall
 from art_core.capture.choices import annotate
 from art_core.capture.loss import Loss, note_hook_failure, note_loss
-from art_core.capture.reply import PlainReply, StreamReply
+from art_core.capture.plain import PlainReply
+from art_core.capture.reply import StreamReply
+from art_core.capture.roles import ROLE_HEADER, current_role
 from art_core.capture.scope import ROLLOUT_HEADER, CaptureScope, current_scope, scope_named
+from art_core.capture.tee import AsyncTee, CapturedResponse, SyncTee
+from art_core.capture.wire import dumps, loads
 
 JSON = dict[str, Any]
 Amend = Callable[[JSON], None]
@@ -55,29 +59,28 @@ class _Capture:
     def _prepare(self, request: httpx.Request) -> tuple[httpx.Request, CapturedCall | None]:
         scope, url = _attribute(request)
         headers = request.headers.copy()
-        headers.pop(ROLLOUT_HEADER, None)
-        content = request.content
-        call = None
+        role = unquote(named) if (named := headers.get(ROLE_HEADER)) else current_role()
+        for ours in (ROLLOUT_HEADER, ROLE_HEADER):
+            if ours in headers:
+                del headers[ours]
+        content, call = request.content, None
         if request.method == "POST" and url.path.endswith("/chat/completions"):
-            body = json.loads(content)
+            body = loads(content)
             wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
             if self._amend:
                 self._amend(body)
             if self._train:
                 _ask_for_tokens(body)
-            content = json.dumps(body).encode()
+            content = dumps(body)
             headers["accept-encoding"] = "identity"
-            call = CapturedCall(body, hide_usage=self._train and not wants_usage)
+            call = CapturedCall(body, hide_usage=self._train and not wants_usage, role=role)
             _assign(call, scope)
         elif request.method == "POST" and url.path.endswith(_OTHER_APIS):
             note_loss(
                 Loss.OTHER_API,
                 f"A call of {url.path} is not captured: use the chat completions API for calls that shall be trained.",
             )
-        for framing in ("content-length", "transfer-encoding"):  # those of the old body
-            headers.pop(framing, None)
-        extensions = request.extensions
-        return httpx.Request(request.method, url, headers=headers, content=content, extensions=extensions), call
+        return _request(request, url, headers, content), call
 
     def receive(self, call: CapturedCall, response: httpx.Response) -> bool:
         """Whether the body of `response` is to be read along; notes on `call` why not."""
@@ -96,7 +99,7 @@ class _Capture:
         if "text/event-stream" in response.headers.get("content-type", ""):
             call.begin(StreamReply(hide_usage=call.hide_usage))
         else:
-            call.begin(PlainReply(partial(annotate, request=call.request) if self._train else None))
+            call.begin(PlainReply(partial(annotate, request=call.request, role=call.role) if self._train else None))
             if self._train:
                 response.headers.pop("content-length", None)  # the body the agent gets has more fields
         return True
@@ -113,6 +116,19 @@ def _attribute(request: httpx.Request) -> tuple[CaptureScope | None, httpx.URL]:
     if (name := request.headers.get(ROLLOUT_HEADER)) is not None:
         return scope_named(name), url
     return current_scope(), url
+
+
+def _request(old: httpx.Request, url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Request:
+    """`old` with other headers and body, and the framing of that body. Given as a stream, `httpx` does not work the
+    headers out again."""
+    if "transfer-encoding" in headers:
+        del headers["transfer-encoding"]
+    if content or "content-length" in headers:
+        headers["content-length"] = str(len(content))
+    stream = httpx.ByteStream(content)
+    request = httpx.Request(old.method, url, headers=headers, stream=stream, extensions=old.extensions)
+    request.read()
+    return request
 
 
 def _assign(call: CapturedCall, scope: CaptureScope | None) -> None:
@@ -133,40 +149,6 @@ def _ask_for_tokens(body: JSON) -> None:
             body[name] = True
     if body.get("stream"):
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-
-
-class _AsyncTee(httpx.AsyncByteStream):
-    def __init__(self, inner: httpx.AsyncByteStream, call: CapturedCall) -> None:
-        self._inner = inner
-        self._call = call
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._inner:
-            if visible := self._call.feed(chunk):
-                yield visible
-        if last := self._call.finish():
-            yield last
-
-    async def aclose(self) -> None:
-        self._call.close()
-        await self._inner.aclose()
-
-
-class _SyncTee(httpx.SyncByteStream):
-    def __init__(self, inner: httpx.SyncByteStream, call: CapturedCall) -> None:
-        self._inner = inner
-        self._call = call
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._inner:
-            if visible := self._call.feed(chunk):
-                yield visible
-        if last := self._call.finish():
-            yield last
-
-    def close(self) -> None:
-        self._call.close()
-        self._inner.close()
 
 
 class CaptureTransport(httpx.AsyncBaseTransport):
@@ -202,7 +184,7 @@ class CaptureTransport(httpx.AsyncBaseTransport):
             raise
         if call is not None and self._capture.receive(call, response):
             assert isinstance(response.stream, httpx.AsyncByteStream)
-            response.stream = _AsyncTee(response.stream, call)
+            return CapturedResponse(response, AsyncTee(response.stream, call), call)
         return response
 
     def _inner(self) -> httpx.AsyncBaseTransport:
@@ -241,7 +223,7 @@ class SyncCaptureTransport(httpx.BaseTransport):
             raise
         if call is not None and self._capture.receive(call, response):
             assert isinstance(response.stream, httpx.SyncByteStream)
-            response.stream = _SyncTee(response.stream, call)
+            return CapturedResponse(response, SyncTee(response.stream, call), call)
         return response
 
     def close(self) -> None:

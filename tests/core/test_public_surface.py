@@ -44,6 +44,11 @@ SIGNATURES = {
     "capture_auto_trajectory": "(coroutine)",
     "capture_yielded_trajectory": "(coroutine)",
     "yield_trajectory": "(trajectory)",
+    "role": "(name)",
+    "train_agent": (
+        "(agent, scenarios, reward, backend, *, model, steps, group_size=8, scenarios_per_step=4, validation=(), "
+        "train_only=None, max_exceptions=0.25, concurrency=32, seed=0, **train_options)"
+    ),
     "gather_trajectories": "(trajectories, *, pbar_desc='gather', max_exceptions=0)",
     "gather_trajectory_groups": (
         "(groups, *, pbar_desc='gather', max_exceptions=0, max_metrics=None, after_each=None)"
@@ -57,6 +62,7 @@ FIELDS = {
     "tools": None,
     "additional_histories": [],
     "reward": 0.0,
+    "role_rewards": {},
     "initial_policy_version": None,
     "final_policy_version": None,
     "metrics": {},
@@ -107,7 +113,7 @@ started = time.perf_counter()
 import art_core
 print(time.perf_counter() - started)
 print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
-import art_core.auto, art_core.capture, art_core.gather, art_core.models, art_core.storage
+import art_core.agent_loop, art_core.auto, art_core.capture, art_core.gather, art_core.models, art_core.storage
 print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
 """
 HEAVY = {"torch", "openai", "litellm", "langchain", "langchain_core", "crewai", "google", "fastmcp", "transformers"}
