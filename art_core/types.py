@@ -135,11 +135,12 @@ class RolloutException(BaseModel):
 
     @classmethod
     def of(cls, error: BaseException) -> RolloutException:
-        """Describe `error` by its root cause; a partial trajectory may ride on it as `error.trajectory`."""
-        root = error
+        """Describe `error` by its root cause; a partial trajectory may ride on it, or on a cause, as `.trajectory`: a
+        time limit around a rollout raises an error of its own."""
+        root, partial = error, getattr(error, "trajectory", None)
         while (below := root.__cause__ or (None if root.__suppress_context__ else root.__context__)) is not None:
             root = below
-        partial = getattr(error, "trajectory", None)
+            partial = getattr(root, "trajectory", None) if partial is None else partial
         partial = partial.model_copy(update={"reward": None}) if isinstance(partial, Trajectory) else None
         text = "".join(tb.format_exception(error))
         return cls(type=type(root).__name__, message=str(root), traceback=text, trajectory=partial)

@@ -90,7 +90,7 @@ def message_key(message: Message) -> str:
 def _arguments(text: Any) -> Any:
     try:
         return json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return text
 
 

@@ -34,6 +34,7 @@ from art_core.capture import (
     capture,
     losses,
 )
+from art_core.capture.build import message_key
 from art_core.errors import RolloutError
 from art_core.types import Trajectory, TrajectoryGroup
 from tests.scripted_server import JSON, Reply, ScriptedServer, tool_call
@@ -420,6 +421,11 @@ def test_turns_merge_on_a_token_prefix_where_the_messages_were_rewritten():
         said = [*Q, {"role": "assistant", "content": " a b "}, {"role": "user", "content": "more"}]
         client.chat.completions.create(model="m", messages=said)
     assert [m["content"] for m in scope.trajectory.messages()] == ["2+2", "a b", "more", "c"]
+
+
+def test_arguments_nested_beyond_any_parser_do_not_cost_the_trajectory():
+    deep = {"role": "assistant", "content": None, "tool_calls": [tool_call("c", "f", "[" * 100_000)]}
+    assert message_key(deep) == message_key(deep)
 
 
 def test_an_aborted_call_never_takes_the_main_history():

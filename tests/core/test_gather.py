@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from art_core.auto import auto_trajectory, capture_auto_trajectory
 from art_core.errors import ConfigError, TooManyExceptionsError
 from art_core.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
 from art_core.types import Trajectory, TrajectoryGroup
@@ -75,6 +76,18 @@ async def test_cap_05_a_failed_rollout_is_an_exception_and_never_a_reward() -> N
     assert bug.trajectory is not None
     assert len(bug.trajectory.messages_and_choices) == 2
     assert bug.trajectory.reward is None
+
+
+async def test_cap_05_a_time_limit_around_a_rollout_keeps_its_turns() -> None:
+    async def agent() -> None:
+        auto_trajectory(required=True).log("begun")
+        await asyncio.sleep(60)
+
+    group = await TrajectoryGroup([asyncio.wait_for(capture_auto_trajectory(agent()), 0.05)])
+    (failure,) = group.exceptions
+    assert failure.trajectory is not None
+    assert failure.trajectory.logs == ["begun"]
+    assert failure.trajectory.reward is None
 
 
 async def test_cap_05_all_failing_ends_with_the_first_root_cause() -> None:

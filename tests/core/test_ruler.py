@@ -18,7 +18,6 @@ from openai.types.chat.chat_completion import Choice
 from art_core.capture import capture
 from art_core.errors import ConfigError
 from art_core.gather import gather_trajectory_groups
-from art_core.llm import Answer, StructuredLLM, Usage
 from art_core.judging import (
     DEFAULT_RUBRIC,
     JudgeError,
@@ -32,6 +31,7 @@ from art_core.judging import (
 from art_core.judging.ballot import batches, bend
 from art_core.judging.candidate import Candidate
 from art_core.judging.panel import Panel, judge_group
+from art_core.llm import Answer, StructuredLLM, Usage
 from art_core.types import History, Trajectory, TrajectoryGroup
 from tests.core.judge_server import USAGE, JudgeServer, by_text, refusal, shown, verdict
 from tests.scripted_server import JSON, Reply, tool_call
