@@ -7,7 +7,8 @@ Six parts add up, each graded so that every small progress of a weak model shows
 - `calls` (0.4): the expected calls, in order. Each earns its equal share: a third for the right tool, the rest by the
   share of right arguments; a similar string earns up to half of its argument.
 - `facts` (0.25): the facts in the final answer (the last assistant message without tool calls). A fact counts only when
-  the expected call that reveals it was made before: guessing and parroting earn nothing.
+  the expected call that reveals it was made before: guessing and parroting earn nothing. An answer in the markup of tool
+  calls or results is none.
 - `answered` (0.1): the share of expected calls made before a final answer, whatever it says; without an answer nothing.
   Else a policy that has learned not to answer too early learns to call tools until its turns run out.
 - `economy` (0.1): the share of expected calls made, less when further or repeated calls were made beside them.
@@ -18,6 +19,7 @@ all, except through `economy`: trying a hard step must not be worse than leaving
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -51,6 +53,7 @@ MAX_COMPARED = 400
 """Characters of an argument that are compared for similarity: a model may write anything."""
 MAX_ANSWER = 2000
 """Characters of the final answer that are read: an answer that lists everything is none."""
+MARKUP = re.compile(r"</?tool_(?:call|response)\b")
 EXACT = 1 - 1e-9
 
 
@@ -121,11 +124,13 @@ def _tool_calls(message: Message) -> list[Any]:
 
 
 def _final_answer(messages: Sequence[Message]) -> tuple[int, str]:
-    """Index and text of the last assistant message without tool calls; past the end and "" when there is none."""
+    """Index and text of the last assistant message without tool calls; past the end and "" when there is none. A text
+    in the markup of the tool protocol (a broken call, a result written out again) is no answer."""
     for turn in range(len(messages) - 1, -1, -1):
         message = messages[turn]
         if isinstance(message, dict) and message.get("role") == "assistant" and not message.get("tool_calls"):
-            return turn, _text(message.get("content"))[:MAX_ANSWER]
+            answer = _text(message.get("content"))[:MAX_ANSWER]
+            return turn, "" if MARKUP.search(answer) else answer
     return len(messages), ""
 
 

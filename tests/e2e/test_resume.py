@@ -30,8 +30,9 @@ def start(run: Path, scenarios: Path) -> subprocess.Popen[bytes]:
         "group-size": GROUP,
         "scenarios-per-step": PER_STEP,
         "eval-samples": 1,
-        "warmup-steps": 3,
-        "lora-layers": 6,
+        "warmup-steps": 4,
+        "warmup-learning-rate": 2e-3,
+        "lora-layers": 12,
         "max-turns": 2,
         "max-tokens": 48,
     }
@@ -63,15 +64,15 @@ def lines(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Few held-out scenarios, so that evaluations take seconds."""
+    """Tasks of one call, which differ in reward after a short warm-up, and few held out, so that evaluations take seconds."""
     folder = tmp_path_factory.mktemp("scenarios")
     made = folder / "all.jsonl"
     subprocess.run(
-        [sys.executable, "-m", "mcp_rl", "scenarios", "--server", str(SERVER), "--num", "24", "--out", str(made)],
+        [sys.executable, "-m", "mcp_rl", "scenarios", "--server", str(SERVER), "--num", "72", "--out", str(made)],
         check=True,
         capture_output=True,
     )
-    rows = [json.loads(line) for line in made.read_text().splitlines()]
+    rows = [row for line in made.read_text().splitlines() if (row := json.loads(line))["kind"] == "single"]
     held_out = [row for row in rows if row["split"] == "held_out"][:2]
     chosen = folder / "few.jsonl"
     chosen.write_text("".join(json.dumps(row) + "\n" for row in rows if row["split"] == "train" or row in held_out))
@@ -137,6 +138,12 @@ def test_ckpt_02_a_killed_run_has_the_same_metrics(killed: Path, uninterrupted: 
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.pop("reason", None) == other.pop("reason", None)  # why a step without signal was not trained
         assert mine == pytest.approx(other, abs=1e-6, rel=1e-5)
+
+
+def test_every_step_of_the_runs_was_trained(killed: Path) -> None:
+    """Else the comparisons above would compare nothing."""
+    records = [json.loads(line) for line in (killed / MODEL / "history.jsonl").read_text().splitlines()]
+    assert [record["trained"] for record in records] == [1] * (STEPS + 1)
 
 
 def test_nothing_written_before_a_kill_is_lost(killed: Path) -> None:

@@ -126,6 +126,11 @@ def test_numbers_by_hand() -> None:
     assert reward(CHAIN, LIST, DESCRIBE, LIST, says("12")) == pytest.approx(0.9 + 0.1 * 2 / 3)  # one wasted call
 
 
+@pytest.mark.parametrize("echo", ['<tool_response>\n{"rows": [[118000]]}\n</tool_response>', "<tool_call> 118000"])
+def test_a_result_written_out_again_in_its_markup_is_no_answer(echo: str) -> None:
+    assert reward(QUERY, ASK, says(echo)) == reward(QUERY, ASK)
+
+
 def test_a_fact_counts_only_after_the_call_that_reveals_it() -> None:
     assert reward(CHAIN, says("It is 12.")) == 0.0  # guessed
     assert reward(CHAIN, LIST, says("It is 12.")) == reward(CHAIN, LIST, says("No idea."))
