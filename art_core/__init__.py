@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from art_core.backend import Backend, TrainResult
     from art_core.capture.roles import role
+    from art_core.end_reason import EndReason
     from art_core.errors import ARTError
     from art_core.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
     from art_core.judging import judge_summary, make_rubric, require_judged, ruler, ruler_score_group
@@ -34,6 +35,7 @@ _HOMES = {
     "auto": ["auto_trajectory", "capture_auto_trajectory", "capture_yielded_trajectory", "yield_trajectory"],
     "backend": ["Backend", "TrainResult"],
     "capture.roles": ["role"],
+    "end_reason": ["EndReason"],
     "errors": ["ARTError"],
     "gather": ["gather_trajectories", "gather_trajectory_groups", "trajectory_group_batches"],
     "judging": ["judge_summary", "make_rubric", "require_judged", "ruler", "ruler_score_group"],
@@ -50,6 +52,7 @@ __all__ = [
     "AgentStep",
     "Backend",
     "CodeReward",
+    "EndReason",
     "ExactMatch",
     "History",
     "JSONField",

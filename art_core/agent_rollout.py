@@ -16,26 +16,13 @@ import statistics
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, SupportsFloat
 
 from art_core.capture import CaptureScope, Loss, capture, losses
+from art_core.end_reason import EndReason
 from art_core.errors import ConfigError, RolloutError
 from art_core.models import TrainableModel
 from art_core.types import Trajectory
-
-
-class EndReason(StrEnum):
-    """How a rollout ended; `trajectory.metadata["end_reason"]`, where an agent may put a reason of its own."""
-
-    FINISHED = "finished"
-    """The agent returned and its rollout was scored, or left unscored on purpose."""
-    ERROR = "error"
-    """The agent raised."""
-    NO_CALLS = "no_calls"
-    """The agent returned, and no model call was captured."""
-    REWARD_ERROR = "reward_error"
-    """The reward function raised, or gave what is no reward."""
 
 
 def calls_outside() -> int:
@@ -75,7 +62,8 @@ class AgentRunner:
                 score(trajectory, await self._call(self.reward, scenario, outcome, trajectory))
         except Exception as error:
             trajectory.reward, trajectory.role_rewards = None, {}
-            trajectory.metadata |= {**metadata, "end_reason": reason.value}
+            own = trajectory.metadata.get("end_reason") if reason is EndReason.ERROR else None
+            trajectory.metadata |= {**metadata, "end_reason": own or reason.value}
             error.trajectory = trajectory.finish()  # type: ignore[attr-defined]
             raise
         trajectory.metadata |= metadata

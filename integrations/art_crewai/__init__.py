@@ -1,11 +1,8 @@
-"""CrewAI: put `LLM` into the agents of a crew, and the crew trains. Names are imported when first used (PEP 562)."""
+"""CrewAI: put `LLM` into the agents of a crew, and the crew trains."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from art_core.errors import MissingExtraError
+from art_core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from art_crewai.events import record_events, step_callback, task_callback
@@ -13,15 +10,5 @@ if TYPE_CHECKING:
     from art_crewai.train import train_crew
 
 __all__ = ["LLM", "record_events", "step_callback", "task_callback", "train_crew"]
-_HOMES = {"LLM": "llm", "train_crew": "train"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'art_crewai' has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"art_crewai.{_HOMES.get(name, 'events')}"), name)
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] == "crewai":
-            raise MissingExtraError("art_crewai", "crewai") from error
-        raise
+_HOME_OF = dict.fromkeys(__all__, "events") | {"LLM": "llm", "train_crew": "train"}
+__getattr__ = lazy_exports(__name__, _HOME_OF, extra="crewai", needs=("crewai",))

@@ -9,7 +9,6 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from enum import StrEnum
 from functools import partial, wraps
 from numbers import Real
 from typing import Any, ParamSpec
@@ -18,6 +17,7 @@ from langgraph import errors
 from openai import APITimeoutError
 
 from art_core.capture import CaptureScope, capture
+from art_core.end_reason import EndReason
 from art_core.errors import ConfigError, RolloutError
 from art_core.models import Model
 from art_core.types import Trajectory
@@ -28,25 +28,16 @@ _model: ContextVar[Model[Any] | None] = ContextVar("art_langgraph_model", defaul
 _TIMEOUTS = (TimeoutError, APITimeoutError, getattr(errors, "NodeTimeoutError", TimeoutError))
 
 
-class EndReason(StrEnum):
-    """Why a run ended, in `metadata["end_reason"]` of its trajectory."""
-
-    FINISHED = "finished"  # the rollout function returned
-    INVALID_TOOL_CALL = "invalid_tool_call"  # no call of the last turn could be read: the agent stopped, as if done
-    RECURSION_LIMIT = "recursion_limit"  # the graph took as many steps as it may
-    CONTEXT_OVERFLOW = "context_overflow"  # the conversation no longer fits the model's context
-    TIMEOUT = "timeout"  # a time limit around the agent, a node or a model call ran out
-    CANCELLED = "cancelled"  # the rollout was cancelled from outside
-    ERROR = "error"  # the rollout function, a node or a tool raised anything else
-
-    @classmethod
-    def of(cls, error: BaseException) -> EndReason:
-        """Why a rollout that raised `error` ended."""
-        overflow = getattr(error, "code", None) == "context_length_exceeded"
-        known: dict[EndReason, Any] = {cls.RECURSION_LIMIT: errors.GraphRecursionError, cls.TIMEOUT: _TIMEOUTS}
-        found = (reason for reason, kinds in known.items() if isinstance(error, kinds))
-        other = cls.CANCELLED if isinstance(error, asyncio.CancelledError) else cls.ERROR
-        return cls.CONTEXT_OVERFLOW if overflow else next(found, other)
+def _reason_of(error: BaseException) -> EndReason:
+    """Why a rollout that raised `error` ended."""
+    overflow = getattr(error, "code", None) == "context_length_exceeded"
+    known: dict[EndReason, Any] = {
+        EndReason.RECURSION_LIMIT: errors.GraphRecursionError,
+        EndReason.TIMEOUT: _TIMEOUTS,
+        EndReason.CANCELLED: asyncio.CancelledError,
+    }
+    found = (reason for reason, kinds in known.items() if isinstance(error, kinds))
+    return EndReason.CONTEXT_OVERFLOW if overflow else next(found, EndReason.ERROR)
 
 
 def init_chat_model(model_name: str | None = None, **options: Any) -> ChatART:
@@ -81,7 +72,7 @@ def wrap_rollout(model: Model[Any], fn: Callable[P, Any]) -> Callable[P, Corouti
         except BaseException as error:
             scope.trajectory.reward = None
             scope.trajectory.metadata["error"] = f"{type(error).__name__}: {error}"
-            error.trajectory = _finish(scope, EndReason.of(error))  # type: ignore[attr-defined]
+            error.trajectory = _finish(scope, _reason_of(error))  # type: ignore[attr-defined]
             raise
         finally:
             _model.reset(token)

@@ -14,10 +14,10 @@ import pytest
 
 from art_core import TrainableModel, TrainAgentResult, Trajectory, TrajectoryGroup, auto_trajectory, role, train_agent
 from art_core.agent_loop import choose
-from art_core.agent_rollout import EndReason
 from art_core.backend import Endpoint, TrainResult
 from art_core.calls import Extra, extra_field, sampled_call
 from art_core.capture import Loss, losses
+from art_core.end_reason import EndReason
 from art_core.errors import ConfigError, TooManyExceptionsError
 from tests.scripted_server import JSON, Reply, ScriptedServer
 

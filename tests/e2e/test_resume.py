@@ -49,13 +49,15 @@ def finish(process: subprocess.Popen[bytes]) -> str:
 
 def kill_when(process: subprocess.Popen[bytes], reached: Callable[[], bool]) -> None:
     """SIGKILL as soon as `reached` plus a random while. Fails when the run ends first."""
-    deadline = time.monotonic() + 400
-    while not reached():
-        assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    deadline = time.monotonic() + 600
+    try:
+        while not reached():
+            assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
 
 
 def lines(path: Path) -> int:

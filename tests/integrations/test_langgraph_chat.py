@@ -98,7 +98,7 @@ def test_frm_01_arguments_that_are_nested_too_deep_to_read_are_an_invalid_call(t
 
 
 def test_public_surface():
-    assert art_langgraph.__all__ == ["ChatART", "EndReason", "init_chat_model", "wrap_rollout"]
+    assert art_langgraph.__all__ == ["ChatART", "init_chat_model", "wrap_rollout"]
     assert all(getattr(art_langgraph, name).__doc__ for name in art_langgraph.__all__)
     assert list(inspect.signature(init_chat_model).parameters) == ["model_name", "options"]
     assert list(inspect.signature(wrap_rollout).parameters) == ["model", "fn"]

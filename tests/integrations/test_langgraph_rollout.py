@@ -13,9 +13,10 @@ from langgraph.errors import GraphRecursionError
 
 from art_core import Trajectory, TrajectoryGroup, auto_trajectory
 from art_core.calls import SampledCall, sampled_call
+from art_core.end_reason import EndReason
 from art_core.errors import ConfigError, RolloutError
 from art_core.models import Model
-from art_langgraph import EndReason, init_chat_model, wrap_rollout
+from art_langgraph import init_chat_model, wrap_rollout
 from tests.integrations.langgraph_script import SOON, Script, add, after_tools, served_model, turns, w, weather
 from tests.scripted_server import JSON, Reply, ScriptedServer, tool_call
 

@@ -1,0 +1,105 @@
+"""What an ADK run tells about itself, on the trajectory of its rollout. The turns come from capture, not from events.
+
+Nothing is keyed by session: an `AgentTool` opens one of its own, but runs in the capture scope of the rollout, as do ADK's
+tasks and threads. A context variable tells its run from the outer one; ADK's task for the tool call keeps it to itself.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.base_tool import BaseTool
+
+from art_core.capture import CaptureScope, current_scope
+from art_core.end_reason import EndReason
+
+_depth: ContextVar[int] = ContextVar("art_adk_depth", default=0)  # tool calls that the running code is in
+_OF_CODES = {"MALFORMED_FUNCTION_CALL": EndReason.INVALID_TOOL_CALL, "MAX_TOKENS": EndReason.LENGTH}
+_OF_ERRORS = {  # by name or code: importing LiteLLM for its class takes seconds
+    "LlmCallsLimitExceededError": EndReason.CALL_LIMIT,
+    "ContextWindowExceededError": EndReason.CONTEXT_OVERFLOW,
+    "context_length_exceeded": EndReason.CONTEXT_OVERFLOW,
+}
+_BY_TOOL = "art_adk_raised_by_tool"  # set on an error: what ADK reports of it afterwards differs from case to case
+
+
+class RolloutPlugin(BasePlugin):
+    """`App(plugins=[RolloutPlugin()])`: describes runs on the trajectory of the rollout they belong to, if any.
+
+    Metadata: `session_id`, `end_reason` and `output` (text of the final response) of the outer run, `invocation_ids` of
+    all runs, `agents` as they first spoke, `error`. Metrics: `tool_calls`, `tool_errors`, `invalid_args` (replies with
+    arguments that are no JSON object). `recover_tools`: answer the model with the error of a tool that raised, which else
+    ends the run.
+    """
+
+    def __init__(self, *, recover_tools: bool = False) -> None:
+        super().__init__("art_rollout")
+        self._recover_tools = recover_tools
+        self._endings: WeakKeyDictionary[CaptureScope, EndReason] = WeakKeyDictionary()
+
+    async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
+        """Name the run. Until it ends it counts as cancelled, for ADK tells no plugin when that happens."""
+        if scope := current_scope():
+            zeros = dict.fromkeys(("tool_calls", "tool_errors", "invalid_args"), 0)  # means over trajectories need them
+            scope.trajectory.metrics = zeros | scope.trajectory.metrics
+            metadata = scope.trajectory.metadata
+            metadata.setdefault("invocation_ids", []).append(invocation_context.invocation_id)
+            if _depth.get() == 0:
+                metadata |= {"session_id": invocation_context.session.id, "end_reason": EndReason.CANCELLED.value}
+
+    async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> None:
+        """Look at whole replies only: the parts of a streamed one come again as a whole."""
+        if event.partial or not (scope := current_scope()):
+            return
+        agents = scope.trajectory.metadata.setdefault("agents", [])
+        agents += {event.author} - {*agents, "user"}
+        code = getattr(event.error_code, "value", event.error_code)
+        ending = _OF_CODES.get(code, EndReason.MODEL_ERROR) if code else EndReason.FINISHED
+        _count(scope, "invalid_args", ending == EndReason.INVALID_TOOL_CALL)
+        if _depth.get() == 0:
+            self._endings[scope] = ending
+            parts = (event.content and event.content.parts) or []
+            if event.is_final_response() and (text := "".join(p.text or "" for p in parts if not p.thought)):
+                scope.trajectory.metadata["output"] = text
+
+    async def before_tool_callback(self, *, tool: BaseTool, tool_args: Any, tool_context: Any) -> None:
+        """Count the call."""
+        _depth.set(_depth.get() + 1)
+        if scope := current_scope():
+            _count(scope, "tool_calls")
+
+    async def on_tool_error_callback(
+        self, *, tool: BaseTool, tool_args: Any, tool_context: Any, error: BaseException
+    ) -> dict[str, Any] | None:
+        """Count the error, and recover if asked to. A tool that does not exist ADK answers itself."""
+        if not isinstance(error, Exception):
+            return None  # a cancelled call
+        text = f"{type(error).__name__}: {error}"
+        if scope := current_scope():
+            _count(scope, "tool_errors")
+            scope.trajectory.log(f"tool {tool.name}: {text}")
+            setattr(error, _BY_TOOL, True)
+        return {"error": text} if self._recover_tools and type(tool) is not BaseTool else None
+
+    async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
+        """Note what ended the outer run. ADK raises an error again in handling its wrapper, which looks like its cause."""
+        if getattr(error.__context__, "error", None) is error:
+            error.__suppress_context__ = True
+        if _depth.get() == 0 and (scope := current_scope()):
+            known = _OF_ERRORS.get(type(error).__name__) or _OF_ERRORS.get(str(getattr(error, "code", None)))
+            ending = known or (EndReason.TOOL_ERROR if hasattr(error, _BY_TOOL) else EndReason.ERROR)
+            scope.trajectory.metadata |= {"end_reason": ending.value, "error": f"{type(error).__name__}: {error}"}
+
+    async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
+        """Note how the outer run ended, by its last reply."""
+        if _depth.get() == 0 and not invocation_context.is_aborted and (scope := current_scope()):
+            scope.trajectory.metadata["end_reason"] = self._endings.pop(scope, EndReason.FINISHED).value
+
+
+def _count(scope: CaptureScope, metric: str, by: int = 1) -> None:
+    scope.trajectory.metrics[metric] = scope.trajectory.metrics.get(metric, 0) + by
