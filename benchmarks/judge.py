@@ -21,12 +21,12 @@ import random
 import time
 from typing import Any
 
-from art_core.llm import StructuredLLM
-from art_core.llm.wire import load_litellm
 from art_core.judging import judge_summary, ruler_score_group
 from art_core.judging.candidate import Candidate
 from art_core.judging.prompt import judge_messages
 from art_core.judging.rubric import DEFAULT_RUBRIC
+from art_core.llm import StructuredLLM
+from art_core.llm.wire import load_litellm
 from art_core.types import Trajectory, TrajectoryGroup
 from tests.core.judge_server import JudgeServer, by_text
 from tests.scripted_server import JSON, Reply, tool_call

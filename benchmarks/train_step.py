@@ -17,6 +17,7 @@ import torch
 
 from art_backend.base_model import load_model, resolve
 from art_backend.config import AdapterConfig, GRPOConfig
+from art_backend.importance import importance_ratio
 from art_backend.losses import cispo
 from art_backend.peft_trainer import PeftTrainer
 from art_backend.protocols import TrainSequence
@@ -49,7 +50,8 @@ def reference_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, bat
         new = logits.log_softmax(-1).gather(-1, ids[0, -kept + 1 :, None])[:, 0]
         old = torch.tensor([float(value or 0.0) for value in sequence.logprobs])
         advantage = torch.full_like(new, sequence.advantage)
-        (cispo(new, old, advantage, GRPOConfig().clip_range()).sum() / total).backward()
+        losses = cispo(new, importance_ratio(new, old), advantage, GRPOConfig().clip_range())
+        (losses.sum() / total).backward()
     optimizer.step()
 
 

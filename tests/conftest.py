@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no_deadline", deadline=None)  # a busy machine is not a wrong answer
+settings.load_profile("no_deadline")
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,10 @@ _HOME = {
     "GRPOConfig": "art_backend.config",
     "SFTConfig": "art_backend.config",
     "LocalBackend": "art_backend.local",
+    "UnslothOptions": "art_backend.unsloth_model",
 }
 
-__all__ = ["AdapterConfig", "GRPOConfig", "LocalBackend", "SFTConfig"]
+__all__ = ["AdapterConfig", "GRPOConfig", "LocalBackend", "SFTConfig", "UnslothOptions"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,9 @@
 """Rewards of one group to advantages: pure arithmetic, and every way in which a group can teach nothing.
 
 GRPO (arXiv:2402.03300): subtract the mean of the group, divide by its population standard deviation; without scaling
-only the mean is subtracted (Dr. GRPO, arXiv:2503.20783). Equal rewards are recognised before anything is divided, so
-there is no epsilon in the denominator, and no float residue that a later normalisation could blow up.
+only the mean is subtracted (Dr. GRPO, arXiv:2503.20783). The mean of the others (RLOO, arXiv:2402.14740) is a baseline
+that does not depend on the trajectory itself, so the gradient is unbiased. Equal rewards are recognised before anything
+is divided, so there is no epsilon in the denominator, and no float residue that a later normalisation could blow up.
 """
 
 from __future__ import annotations
@@ -40,12 +41,15 @@ class Advantages:
     skipped: SkipReason | None = None
 
 
-def group_advantages(rewards: Sequence[float | bool | None], *, scale: bool = True) -> Advantages:
+def group_advantages(
+    rewards: Sequence[float | bool | None], *, scale: bool = True, baseline: str = "mean"
+) -> Advantages:
     """Advantages of the trajectories of one group.
 
     Args:
         rewards: None or NaN is an unscored trajectory: it gets no advantage and does not count in the baseline.
         scale: whether to divide by the population standard deviation of the group.
+        baseline: what is subtracted: the `mean` of the group, or `leave_one_out`, the mean of the other trajectories.
 
     Raises:
         ConfigError: a reward is infinite.
@@ -62,7 +66,19 @@ def group_advantages(rewards: Sequence[float | bool | None], *, scale: bool = Tr
     largest = max(abs(reward - mean) for reward in scored)  # squares of deviations / largest cannot under- or overflow
     std = largest * math.sqrt(math.fsum(((reward - mean) / largest) ** 2 for reward in scored) / len(scored))
     divisor = std if scale else 1.0
-    return Advantages(tuple(None if reward is None else (reward - mean) / divisor for reward in cleaned))
+    # r - mean of the others = n / (n - 1) * (r - mean of all)
+    factor = len(scored) / (len(scored) - 1) if baseline == "leave_one_out" else 1.0
+    return Advantages(tuple(None if reward is None else factor * (reward - mean) / divisor for reward in cleaned))
+
+
+def balanced(advantage: float, balance: float) -> float:
+    """`advantage`, weakened by `balance` (-1 to 1) if it is on the weaker side.
+
+    Above 0 the negative advantages are multiplied by 1 - balance, so that at 1 only what was good is trained; below 0 the
+    positive ones are, by 1 + balance.
+    """
+    weakened = advantage < 0 if balance > 0 else advantage > 0
+    return advantage * (1 - abs(balance)) if weakened else advantage
 
 
 def _skip_reason(trajectories: int, scored: list[float]) -> SkipReason | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
@@ -29,12 +29,15 @@ from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 from art_backend.protocols import InferenceEngine, Trainer, TrainSequence
 from art_backend.samples import build_samples
 from art_backend.threads import in_own_thread
+from art_backend.trainer_choice import TrainerName, check_trainer, make_trainer
+from art_backend.vllm.choice import EngineName, VLLMOptions, check_engine, make_engine
 from art_core.backend import Endpoint, TrainResult
 from art_core.errors import ConfigError, TrainingError
 from art_core.files import write_json
 from art_core.storage import RunStore
 
 if TYPE_CHECKING:
+    from art_backend.unsloth_model import UnslothOptions
     from art_core.models import TrainableModel
     from art_core.types import Trajectory, TrajectoryGroup
 
@@ -77,8 +80,10 @@ class LocalBackend:
 
     Args:
         path: where models are kept; None: each model's own `base_path`.
-        engine: `transformers` runs embedded, wherever torch runs; `auto` picks what fits this machine.
-        trainer: `peft` runs wherever torch runs; `auto` picks what fits this machine.
+        engine: `transformers` runs embedded, wherever torch runs, `vllm` in a process of its own, `auto` picks what fits this
+            machine, and `VLLMOptions(reasoning_parser="qwen3", ...)` stands for `vllm` with those options.
+        trainer: `peft` runs wherever torch runs, `unsloth` is faster on a GPU, `auto` picks what fits this machine, and
+            `UnslothOptions(load_in_4bit=True, ...)` stands for `unsloth` with those options.
         adapter: shape of the LoRA adapter of models that have no checkpoint yet.
         max_batch_size: requests that the engine computes at once.
         max_model_len: longest prompt plus reply, in tokens.
@@ -89,20 +94,19 @@ class LocalBackend:
         self,
         *,
         path: str | Path | None = None,
-        engine: Literal["auto", "transformers"] = "auto",
-        trainer: Literal["auto", "peft"] = "auto",
+        engine: EngineName | VLLMOptions = "auto",
+        trainer: TrainerName | UnslothOptions = "auto",
         adapter: AdapterConfig | None = None,
         max_batch_size: int = 32,
         max_model_len: int = 2048,
         seed: int = 0,
     ) -> None:
-        if engine not in ("auto", "transformers") or trainer not in ("auto", "peft"):
-            raise ConfigError(
-                f"engine={engine!r}, trainer={trainer!r}: give engine 'auto' or 'transformers', trainer 'auto' or 'peft'."
-            )
+        check_engine(engine)
+        check_trainer(trainer)
         self.path = Path(path) if path is not None else None
         self.adapter = adapter or AdapterConfig()
         self.seed = seed
+        self._engine_asked, self._trainer = engine, trainer
         self._max_batch_size, self._max_model_len = max_batch_size, max_model_len
         self._engines: dict[str, InferenceEngine] = {}
         self._runs: dict[Path, _Run] = {}
@@ -137,21 +141,30 @@ class LocalBackend:
     ) -> TrainResult:
         """One GRPO step on `groups` (options: `GRPOConfig`).
 
-        The step number advances also when there is nothing to learn from; `result.reason` then says why.
+        Only calls that `model` sampled are trained: where several models serve the roles of one rollout, train each of
+        them on the same groups. The step number advances also when there is nothing to learn from; `result.reason` then
+        says why.
         `extra_metrics` are stored with the step's own, in the checkpoint: they survive whatever happens next.
         """
         config, run = parse_config(GRPOConfig, options), self._run(model)
         samples = build_samples(
             groups,
             scale_rewards=config.scale_rewards,
+            baseline=config.baseline,
             normalize_advantages=config.normalize_advantages,
+            advantage_balance=config.advantage_balance,
             eos_token_ids=eos_token_ids(resolve(run.base_model)),
+            model=model.name,
+            train_only=config.train_only,
         )
         async with run.busy:
+            compared = config.kl_penalty_reference_step
+            reference = None if compared is None else run.checkpoints.path(compared)
             metrics = {**(extra_metrics or {}), **samples.report.metrics()}
             started = time.perf_counter()
             if samples.sequences:
-                metrics |= await in_own_thread(run.trainer.step, samples.sequences, config)
+                await run.engine.sleep()
+                metrics |= await in_own_thread(run.trainer.step, samples.sequences, config, reference)
             metrics["time/step_trainer_s"] = time.perf_counter() - started
             return await self._complete(model, run, metrics, reason=samples.report.reason())
 
@@ -173,6 +186,7 @@ class LocalBackend:
             )
         async with run.busy:
             started = time.perf_counter()
+            await run.engine.sleep()
             order = random.Random(f"{self.seed}/{run.step}")
             history = [
                 await in_own_thread(run.trainer.sft_step, batch, config) for batch in _batches(examples, config, order)
@@ -225,9 +239,9 @@ class LocalBackend:
             ) from None
 
     async def _open(self, model: TrainableModel, folder: Path) -> _Run:
-        from art_backend.peft_trainer import PeftTrainer
-
-        trainer, checkpoints = PeftTrainer(), Checkpoints(folder / "checkpoints")
+        # Before the engine: Unsloth is to be imported before Transformers.
+        trainer = await in_own_thread(make_trainer, self._trainer, self._max_model_len)
+        checkpoints = Checkpoints(folder / "checkpoints")
         run = _Run(folder, model.base_model, checkpoints, trainer, await self._engine(model.base_model))
         newest = await asyncio.to_thread(checkpoints.newest)
         await in_own_thread(trainer.load, model.base_model, self.adapter, self.seed)
@@ -243,10 +257,13 @@ class LocalBackend:
     async def _engine(self, base_model: str) -> InferenceEngine:
         """One engine a base model, shared by all models trained on it."""
         if base_model not in self._engines:
-            from art_backend.engine import TransformersEngine
-
-            engine = TransformersEngine(
-                base_model, max_batch_size=self._max_batch_size, max_model_len=self._max_model_len
+            engine = await asyncio.to_thread(
+                make_engine,
+                self._engine_asked,
+                base_model,
+                max_batch_size=self._max_batch_size,
+                max_model_len=self._max_model_len,
+                lora_rank=self.adapter.r,
             )
             await engine.start()
             self._engines[base_model] = engine

@@ -1,7 +1,8 @@
 """What a step depends on beside the adapter, as safetensors and JSON: the optimizer's moments, the step number, the RNG.
 
 Nothing is unpickled, and nothing is rounded: float32 moments and the raw state of torch's generators come back bit for
-bit. The learning rate is constant and comes with each step's options, so the schedule's whole state is the step number.
+bit. The learning rate is a function of each step's options and the number of GRPO steps made before it, so that number is
+the schedule's whole state.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class TrainerState:
     """By parameter; empty before the first step."""
     generators: dict[str, torch.Tensor]
     steps: int
+    """Optimizer steps made."""
+    policy_steps: int
+    """GRPO steps made: where the learning rate schedule stands."""
 
     def apply(self, optimizer: torch.optim.AdamW, parameters: Parameters) -> None:
         """Put the moments into `optimizer` and set torch's generators."""
@@ -50,8 +54,10 @@ class TrainerState:
                 torch.cuda.set_rng_state(generator, int(device.removeprefix("cuda.")))
 
 
-def save_trainer_state(folder: Path, optimizer: torch.optim.AdamW, parameters: Parameters, steps: int) -> None:
-    """Write the state after `steps` optimizer steps to `folder`, which is made."""
+def save_trainer_state(
+    folder: Path, optimizer: torch.optim.AdamW, parameters: Parameters, steps: int, policy_steps: int
+) -> None:
+    """Write the state after `steps` optimizer steps and `policy_steps` GRPO steps to `folder`, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -60,7 +66,7 @@ def save_trainer_state(folder: Path, optimizer: torch.optim.AdamW, parameters: P
         if state := optimizer.state.get(parameter):
             tensors |= {f"{name}:{moment}": state[moment].cpu().contiguous() for moment in MOMENTS}
     save_file(tensors, folder / TENSORS)
-    write_json(folder / STATE, {"version": 1, "optimizer": "adamw", "schedule": "constant", "steps": steps})
+    write_json(folder / STATE, {"version": 1, "optimizer": "adamw", "steps": steps, "policy_steps": policy_steps})
 
 
 def read_trainer_state(folder: Path, adapter: Mapping[str, torch.Tensor]) -> TrainerState:
@@ -70,7 +76,9 @@ def read_trainer_state(folder: Path, adapter: Mapping[str, torch.Tensor]) -> Tra
     """
     try:
         tensors = load_file(folder / TENSORS)
-        steps = int(json.loads((folder / STATE).read_bytes())["steps"])
+        state = json.loads((folder / STATE).read_bytes())
+        steps = int(state["steps"])
+        policy_steps = int(state.get("policy_steps", steps))
     except FileNotFoundError as error:
         missing = next(name for name in (TENSORS, STATE) if not (folder / name).is_file())
         raise CheckpointError(
@@ -90,4 +98,4 @@ def read_trainer_state(folder: Path, adapter: Mapping[str, torch.Tensor]) -> Tra
             f"the optimizer state in {folder} is incomplete or that of another adapter: use another checkpoint."
         )
     moments = {name: {key: tensors[f"{name}:{key}"] for key in MOMENTS} for name in (adapter if steps else ())}
-    return TrainerState(moments, generators, steps)
+    return TrainerState(moments, generators, steps, policy_steps)

@@ -38,10 +38,12 @@ class Scores:
     sampled_logprob: torch.Tensor
     advantage: torch.Tensor
     temperature: torch.Tensor
+    entry: torch.Tensor
+    """Place of each prediction among all of the trie (int64)."""
 
 
 Objective = Callable[[Scores], torch.Tensor]
-"""The loss of each prediction (E)."""
+"""The loss of each prediction (E), weighted so that the sum over all predictions is what is minimised."""
 
 
 class PackedModel:
@@ -90,23 +92,17 @@ class PackedModel:
         for at, chunk, index in _chunks(row.predictions):
             yield self._score(hidden_NE[torch.from_numpy(at).to(self.device)], chunk, index)
 
-    def backward(self, row: Row, objective: Objective, scale: float) -> list[tuple[Scores, torch.Tensor]]:
-        """Add the gradient of `scale` times the summed losses of a row to the parameters' gradients.
-
-        Returns scores and losses (E), chunk by chunk.
-        """
-        hidden_NE, done = self._hidden(row), []
+    def backward(self, row: Row, objective: Objective) -> None:
+        """Add the gradient of the summed losses of a row to the parameters' gradients; `objective` is called once a chunk."""
+        hidden_NE = self._hidden(row)
         gradient_NE = torch.zeros_like(hidden_NE)
         for at, chunk, index in _chunks(row.predictions):
             at_R = torch.from_numpy(at).to(self.device)
             states_RE = hidden_NE.detach()[at_R].requires_grad_()
-            scores = self._score(states_RE, chunk, index)
-            losses_E = objective(scores)
-            (gradient_RE,) = torch.autograd.grad(losses_E.sum() * scale, states_RE)
+            losses_E = objective(self._score(states_RE, chunk, index))
+            (gradient_RE,) = torch.autograd.grad(losses_E.sum(), states_RE)
             gradient_NE.index_add_(0, at_R, gradient_RE)
-            done.append((scores, losses_E.detach()))
         torch.autograd.backward(hidden_NE, gradient_NE)
-        return done
 
     def _hidden(self, row: Row) -> torch.Tensor:
         """Last hidden states (N, E)."""
@@ -122,7 +118,8 @@ class PackedModel:
         """Scores of `predictions` (E), the i-th made from state `index[i]`."""
         columns = np.stack([predictions.logprob, predictions.advantage, predictions.temperature])
         sampled_E, advantage_E, temperature_E = torch.from_numpy(columns).float().to(self.device)
-        index_E, target_E = (torch.from_numpy(ids).to(self.device) for ids in (index, predictions.target))
+        ids = (index, predictions.target, predictions.entry)
+        index_E, target_E, entry_E = (torch.from_numpy(each).to(self.device) for each in ids)
         logits_RV = self.head(states_RE).float()
         scaled_RV, tempered = logits_RV, bool((predictions.temperature != 1.0).any())
         if tempered:
@@ -135,7 +132,7 @@ class PackedModel:
             if tempered:
                 untempered_E = logits_RV[index_E, target_E] - logits_RV.logsumexp(-1)[index_E]
             entropy_R = total_R - (scaled_RV - total_R[:, None]).exp_().mul_(scaled_RV).sum(-1)
-        return Scores(logprob_E, untempered_E, entropy_R[index_E], sampled_E, advantage_E, temperature_E)
+        return Scores(logprob_E, untempered_E, entropy_R[index_E], sampled_E, advantage_E, temperature_E, entry_E)
 
     @torch.no_grad()
     def _example(self) -> list[TrainSequence]:

@@ -1,8 +1,10 @@
-"""`PeftTrainer`: the trainer that runs wherever torch runs. One LoRA adapter, one AdamW, one optimizer step a call.
+"""`PeftTrainer`: the trainer that runs wherever torch runs. One LoRA adapter, one AdamW, one optimizer step a call unless
+more are asked for.
 
-A step lays all sequences into one trie, cuts it into rows and adds up their gradients, each prediction weighted by one
-over the number of predictions of the whole batch. So the result does not depend on the row budget, on the order of the
-sequences, or on how many rows there are, and a long trajectory's token counts as much as a short one's.
+A step lays all sequences into one trie, cuts it into rows and adds up their gradients, each prediction weighted as in the
+whole batch. So the result does not depend on the row budget, on the order of the sequences, or on how many rows there
+are. Passes beside the one with the gradient are made only where an option needs them: for a reference policy, for the
+ratio of a whole call, and for the trainer's own old logprobs when there are several optimizer steps.
 
 The model is always in eval mode: the first step on fresh samples then computes the very function that sampled them.
 """
@@ -11,53 +13,34 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import math
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from art_backend.adapter_files import adapter_parameters, attach_adapter, read_adapter, save_adapter
+from art_backend.adapter_files import read_adapter, save_adapter
 from art_backend.base_model import load_model, resolve
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
-from art_backend.losses import cispo, ppo
+from art_backend.minibatches import Minibatch, make_minibatch, make_minibatches
+from art_backend.objective import PolicyObjective, call_log_ratios, needs_call_log_ratios, needs_start
 from art_backend.optim_state import read_trainer_state, save_trainer_state
-from art_backend.packed_model import Objective, PackedModel, Scores
-from art_backend.packing import Row, pack
+from art_backend.packed_model import PackedModel, Scores
 from art_backend.protocols import TrainSequence
-from art_backend.step_metrics import PolicyTally, Tally
-from art_backend.trie import Trie, build_trie
+from art_backend.schedules import learning_rate
+from art_backend.session import Session
+from art_backend.step_metrics import PhaseClock, PolicyTally, Tally
 from art_core.errors import TrainingError
 
-BETAS = (0.9, 0.95)
-"""AdamW's. A run has tens of steps: a second moment over the last 20 of them follows it, one over 1000 would not."""
 STATE_FOLDER = "trainer_state"
-
-
-class _Session:
-    """A model with its adapter and optimizer."""
-
-    def __init__(self, packed: PackedModel, base_model: str, shape: AdapterConfig, seed: int) -> None:
-        self.packed, self.base_model, self.shape = packed, base_model, shape
-        self.adapter = attach_adapter(packed.model, base_model, shape, seed)
-        self.parameters = adapter_parameters(self.adapter)
-        self.optimizer = torch.optim.AdamW(self.parameters.values(), betas=BETAS)
-        self.steps = 0
-
-    def reshaped(self, shape: AdapterConfig) -> _Session:
-        """The same base model with a fresh adapter of another shape; this session is not to be used any more."""
-        self.adapter.unload()
-        return _Session(self.packed, self.base_model, shape, seed=0)
 
 
 class PeftTrainer:
     """Trains a LoRA adapter with PEFT, on a GPU where there is one. Implements `art_backend.protocols.Trainer`."""
 
     def __init__(self) -> None:
-        self._loaded: _Session | None = None
+        self._loaded: Session | None = None
 
     def load(self, base_model: str, adapter: AdapterConfig, seed: int) -> None:
         """Load the base model and attach a fresh adapter; `seed` fixes its weights.
@@ -66,28 +49,78 @@ class PeftTrainer:
         """
         model = load_model(resolve(base_model))
         model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        self._loaded = _Session(PackedModel(model), base_model, adapter, seed)
+        self._loaded = Session(PackedModel(model), base_model, adapter, seed)
 
-    def step(self, sequences: Sequence[TrainSequence], config: GRPOConfig) -> dict[str, float]:
-        """One optimizer step of the GRPO loss.
+    def step(
+        self, sequences: Sequence[TrainSequence], config: GRPOConfig, reference: Path | None = None
+    ) -> dict[str, float]:
+        """One step of the GRPO loss: an optimizer step for each minibatch and epoch.
 
-        Raises TrainingError, or ConfigError when the sampled logprobs are those before temperature, and then has changed
-        nothing.
+        Args:
+            reference: adapter of the reference policy, where `config` asks for one; None: the base model.
+
+        Raises TrainingError, or ConfigError when the sampled logprobs are those before temperature or the learning rate
+        schedule has ended, and then has changed nothing.
         """
-        return self._update(sequences, config, partial(_policy_loss, config=config), PolicyTally(config.clip_range()))
+        session, clock = self._session(), PhaseClock()
+        rate = learning_rate(config, session.policy_steps)
+        with clock("pack"):
+            batches = make_minibatches(sequences, session.packed.device, config, seed=session.policy_steps)
+        for batch in batches:
+            _check(batch, session.packed.vocabulary)
+        optimizer_steps = config.epochs * len(batches)
+        with clock("score"):
+            if needs_start(config, optimizer_steps):
+                for batch in batches:
+                    batch.start = session.score(batch)
+            if config.measures_reference:
+                session.score_reference(batches, reference)
+        tally, norms = PolicyTally(), []
+        with session.undone_on_error(optimizer_steps):
+            for batch in batches * config.epochs:
+                with clock("score"):
+                    of_calls = None
+                    if needs_call_log_ratios(config, batch):
+                        of_calls = call_log_ratios(config, batch, session.score(batch))
+                with clock("backward"):
+                    objective = PolicyObjective(config, batch, tally, of_calls)
+                    norms.append(session.gradient(batch, objective, config.max_grad_norm))
+                tally.close_gaps()
+                with clock("optimizer"):
+                    session.descend(config, rate)
+        session.policy_steps += 1
+        _return_freed_memory()
+        return tally.metrics(optimizer_steps) | clock.metrics() | _metrics(sequences, batches, norms, rate)
 
     def sft_step(self, sequences: Sequence[TrainSequence], config: SFTConfig) -> dict[str, float]:
         """One optimizer step of cross-entropy on the sampled tokens (those whose logprob is not None), mean over tokens.
 
         Raises TrainingError, and then has changed nothing.
         """
-        return self._update(sequences, config, lambda scores: -scores.logprob, Tally())
+        session, clock, tally = self._session(), PhaseClock(), Tally()
+        with clock("pack"):
+            batch = make_minibatch(sequences, session.packed.device, budget=config.packed_sequence_length)
+        _check(batch, session.packed.vocabulary)
+
+        def objective(scores: Scores) -> torch.Tensor:
+            losses = -scores.logprob * batch.weight[scores.entry]
+            tally.add(scores, losses)
+            return losses
+
+        with clock("backward"):
+            norm = session.gradient(batch, objective, config.max_grad_norm)
+        with clock("optimizer"):
+            session.descend(config, config.learning_rate)
+        _return_freed_memory()
+        return tally.metrics() | clock.metrics() | _metrics(sequences, [batch], [norm], config.learning_rate)
 
     def save(self, folder: Path) -> None:
-        """Write the PEFT adapter to `folder` and optimizer, step number and RNG to `folder/trainer_state/`."""
+        """Write the PEFT adapter to `folder` and optimizer, step numbers and RNG to `folder/trainer_state/`."""
         session = self._session()
         save_adapter(folder, session.adapter)
-        save_trainer_state(folder / STATE_FOLDER, session.optimizer, session.parameters, session.steps)
+        save_trainer_state(
+            folder / STATE_FOLDER, session.optimizer, session.parameters, session.steps, session.policy_steps
+        )
 
     def restore(self, folder: Path) -> None:
         """Load what `save` wrote, also when that adapter has another rank than the one here.
@@ -102,7 +135,7 @@ class PeftTrainer:
             self._loaded = session = session.reshaped(saved.shape)
         saved.apply(session.parameters)
         state.apply(session.optimizer, session.parameters)
-        session.steps = state.steps
+        session.steps, session.policy_steps = state.steps, state.policy_steps
 
     def close(self) -> None:
         """Free the model. Idempotent."""
@@ -111,43 +144,10 @@ class PeftTrainer:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _session(self) -> _Session:
+    def _session(self) -> Session:
         if self._loaded is None:
             raise TrainingError("no model is loaded: call `load` first.")
         return self._loaded
-
-    def _update(
-        self, sequences: Sequence[TrainSequence], config: GRPOConfig | SFTConfig, objective: Objective, tally: Tally
-    ) -> dict[str, float]:
-        session = self._session()
-        trie = build_trie(sequences)
-        _check(trie, session.packed.vocabulary)
-        rows = pack(trie, config.packed_sequence_length)
-        session.optimizer.zero_grad()
-        for row in rows:
-            for scores, losses in _backward(session.packed, row, objective, scale=1 / len(trie.predictions)):
-                tally.add(scores, losses)
-        metrics = tally.metrics()
-        norm = torch.nn.utils.clip_grad_norm_(session.parameters.values(), config.max_grad_norm).item()
-        if not math.isfinite(norm):
-            raise TrainingError(
-                "the gradient is not finite, so the step was not made: lower the learning rate and resume."
-            )
-        for group in session.optimizer.param_groups:
-            group["lr"], group["weight_decay"] = config.learning_rate, config.weight_decay
-        session.optimizer.step()
-        session.optimizer.zero_grad()
-        session.steps += 1
-        _return_freed_memory()
-        return {
-            **metrics,
-            "loss/grad_norm": norm,
-            "loss/learning_rate": config.learning_rate,
-            "data/tokens_trained": float(len(trie.predictions)),
-            "data/tokens_computed": float(sum(map(len, rows))),
-            "data/tokens_naive": float(sum(len(sequence.token_ids) for sequence in sequences)),
-            "data/rows": float(len(rows)),
-        }
 
 
 def _return_freed_memory() -> None:
@@ -156,27 +156,30 @@ def _return_freed_memory() -> None:
         trim(0)
 
 
-def _policy_loss(scores: Scores, config: GRPOConfig) -> torch.Tensor:
-    loss = cispo if config.loss_fn == "cispo" else ppo
-    return loss(scores.logprob, scores.sampled_logprob, scores.advantage, config.clip_range())
+def _metrics(
+    sequences: Sequence[TrainSequence], batches: list[Minibatch], norms: list[float], rate: float
+) -> dict[str, float]:
+    """What was computed, in one pass over the batch; the gradient's norm is the mean over optimizer steps."""
+    computed, distinct = sum(batch.tokens for batch in batches), sum(len(batch.trie.token_ids) for batch in batches)
+    return {
+        "loss/grad_norm": sum(norms) / len(norms),
+        "loss/learning_rate": rate,
+        "data/optimizer_steps": float(len(norms)),
+        "data/tokens_trained": float(sum(len(batch.trie.predictions) for batch in batches)),
+        "data/tokens_computed": float(computed),
+        "data/tokens_naive": float(sum(len(sequence.token_ids) for sequence in sequences)),
+        "data/rows": float(sum(len(batch.rows) for batch in batches)),
+        # Rows have no padding; what costs without teaching is a prefix that a row has to compute once more.
+        "data/padding_share": 1 - distinct / computed,
+    }
 
 
-def _check(trie: Trie, vocabulary: int) -> None:
-    if not len(trie.predictions):
+def _check(batch: Minibatch, vocabulary: int) -> None:
+    if not len(batch.trie.predictions):
         raise TrainingError("there is no token to train: no sequence has a sampled token with a logprob.")
-    ids = np.concatenate([trie.token_ids, trie.predictions.target])
+    ids = np.concatenate([batch.trie.token_ids, batch.trie.predictions.target])
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise TrainingError(
             f"a sequence has token id {ids.max() if ids.max() >= vocabulary else ids.min()}, but the model knows 0 to "
             f"{vocabulary - 1}: sample with the model that is trained."
         )
-
-
-def _backward(packed: PackedModel, row: Row, objective: Objective, scale: float) -> list[tuple[Scores, torch.Tensor]]:
-    try:
-        return packed.backward(row, objective, scale)
-    except torch.OutOfMemoryError as error:
-        raise TrainingError(
-            f"a row of {len(row)} tokens does not fit into GPU memory: lower packed_sequence_length (a row is never shorter "
-            "than its longest sequence)."
-        ) from error

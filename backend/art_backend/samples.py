@@ -1,32 +1,27 @@
 """Scored groups to training sequences, and an account of everything that is not trained.
 
 Every sampled call of a trajectory, whichever history it stands in, becomes one sequence: the prompt as the engine saw
-it and the tokens it sampled, with the trajectory's advantage. Nothing is rendered or tokenized here. What repeats (a
-call that stands in two histories) is trained once; what cannot be trained is counted by its reason, so that "nothing
-was trained" always comes with the true cause.
+it and the tokens it sampled, with the advantage of its trajectory, or of its role where the trajectory scores that
+apart. Nothing is rendered or tokenized here. What repeats (a call that stands in two histories) is trained once; what
+cannot or shall not be trained is counted by its reason, so that "nothing was trained" always comes with the true cause.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from art_backend.advantages import Advantages, SkipReason, group_advantages
+from art_backend.advantages import Advantages, SkipReason, balanced, group_advantages
 from art_backend.protocols import TrainSequence
-from art_core.calls import Extra, NotTrainable, SampledCall, extra_field, sampled_call
+from art_backend.trajectory_calls import Calls, Selection, collect
+from art_core.calls import NotTrainable, SampledCall
 from art_core.errors import ConfigError
-from art_core.types import History, Trajectory, TrajectoryGroup, is_choice
+from art_core.types import TrajectoryGroup
 
-_NOT_REPORTED = {
-    NotTrainable.NO_TOKEN_IDS,
-    NotTrainable.NO_LOGPROBS,
-    NotTrainable.LENGTH_MISMATCH,
-    NotTrainable.BAD_LOGPROBS,
-}
-"""Reasons that lie with the capture or the server, not with what was sampled."""
+log = logging.getLogger(__name__)
 
 _GROUP_REASONS = {
     SkipReason.EMPTY: "no trajectory (all rollouts failed)",
@@ -50,11 +45,17 @@ class SampleReport:
     trajectories_without_logprobs: int = 0
     """Trajectories without a trainable call because no call, or no usable logprobs of one, were captured."""
     calls_trained: int = 0
+    calls_other_model: int = 0
+    """Trainable calls that another model of the rollout sampled."""
+    calls_other_role: int = 0
+    """Trainable calls of roles that are not to be trained."""
     tokens_trained: int = 0
     skipped: dict[SkipReason, int] = field(default_factory=dict)
     untrainable: dict[NotTrainable, int] = field(default_factory=dict)
     truncated_turns: int = 0
     prefix_breaks: int = 0
+    role_problem: str | None = None
+    """What is wrong with the roles that were to be trained."""
 
     def metrics(self) -> dict[str, float]:
         """All counts, also those that are 0, as `data/...` metrics."""
@@ -69,7 +70,9 @@ class SampleReport:
             return None
         if not self.groups:
             return "there are no groups"
-        parts = []
+        parts = [self.role_problem] if self.role_problem else []
+        if self.calls_other_model and not self.calls_other_role:
+            parts.append(f"{self.calls_other_model} calls were sampled by other models")
         if self.trajectories_without_logprobs:
             parts.append(
                 f"{self.trajectories_without_logprobs} of {self.trajectories} trajectories have no sampled logprobs "
@@ -79,7 +82,7 @@ class SampleReport:
             parts.append("untrainable calls: " + ", ".join(f"{n} {reason}" for reason, n in self.untrainable.items()))
         if self.trajectories_without_logprobs < self.trajectories or not self.trajectories:
             parts += [f"{n} of {self.groups} groups have {_GROUP_REASONS[why]}" for why, n in self.skipped.items()]
-        return "; ".join(parts)
+        return "; ".join(parts) or "no scored trajectory has a call to train"
 
 
 @dataclass(frozen=True)
@@ -90,77 +93,125 @@ class Samples:
     report: SampleReport
 
 
-@dataclass
-class _Calls:
-    """The sampled calls of one trajectory, each once."""
-
-    trainable: list[SampledCall] = field(default_factory=list)
-    untrainable: Counter[NotTrainable] = field(default_factory=Counter)
-    truncated: int = 0
-    prefix_breaks: int = 0
-
-    @property
-    def lacks_logprobs(self) -> bool:
-        return not self.trainable and (not self.untrainable or bool(_NOT_REPORTED & self.untrainable.keys()))
+RewardKey = str | None
+"""The role whose reward is meant; None: the trajectory's `reward`."""
 
 
 def build_samples(
     groups: Iterable[TrajectoryGroup],
     *,
     scale_rewards: bool = True,
+    baseline: str = "mean",
     normalize_advantages: bool = True,
+    advantage_balance: float = 0.0,
     eos_token_ids: frozenset[int],
+    model: str | None = None,
+    train_only: Collection[str] | None = None,
 ) -> Samples:
     """The training sequences of scored groups.
 
     Args:
         scale_rewards: divide by the standard deviation of each group (see `group_advantages`).
+        baseline: what is subtracted from a reward (see `group_advantages`).
         normalize_advantages: afterwards scale all advantages by one factor, so that their root mean square over the
-            trained trajectories is 1. Zero stays exactly zero, and a batch of only zeros stays as it is.
+            trained trajectories is 1 (one that is trained by the rewards of several roles counts once for each). Zero
+            stays exactly zero, and a batch of only zeros stays as it is.
+        advantage_balance: then weaken one side (see `balanced`); the other keeps its strength.
         eos_token_ids: ids that end a turn. A turn whose last sampled id is none of them is counted as truncated,
             whatever its finish reason says; it is trained as it was sampled, and no end-of-turn token is added.
+        model: train only calls that this model sampled, and those that do not say which one did; None: all.
+        train_only: train only calls of these roles; None: all. A role that no call has is warned about.
 
     Raises:
         ConfigError: a reward is infinite.
     """
+    selection = Selection(model, None if train_only is None else frozenset(train_only))
     counts: Counter[str] = Counter()
     skipped: Counter[SkipReason] = Counter()
     untrainable: Counter[NotTrainable] = Counter()
+    roles: set[str] = set()
     trained: list[tuple[float, list[SampledCall]]] = []
     for number, group in enumerate(groups):
-        advantages = _advantages(number, group, scale_rewards)
-        if advantages.skipped is not None:
-            skipped[advantages.skipped] += 1
-        before = len(trained)
-        for trajectory, advantage in zip(group.trajectories, advantages.values, strict=True):
-            calls = _collect(trajectory, eos_token_ids)
+        collected = [collect(trajectory, eos_token_ids, selection) for trajectory in group.trajectories]
+        advantages = _advantages(number, group, scale_rewards, baseline)
+        used = _used(advantages, collected, selection)
+        reasons = [reason for key in used if (reason := advantages[key].skipped)]
+        if len(reasons) == len(used):
+            skipped[reasons[0]] += 1
+        rows = [_rows(advantages, calls, index) for index, calls in enumerate(collected)]
+        trained += [row for of_trajectory in rows for row in of_trajectory]
+        for calls in collected:
             untrainable += calls.untrainable
-            counts["trajectories_without_logprobs"] += calls.lacks_logprobs
-            counts["truncated_turns"] += calls.truncated
-            counts["prefix_breaks"] += calls.prefix_breaks
-            if advantage is not None and advantages.skipped is None and calls.trainable:
-                trained.append((advantage, calls.trainable))
-        counts["groups"] += 1
-        counts["groups_trained"] += len(trained) > before
-        counts["trajectories"] += len(group.trajectories)
+            roles |= calls.roles
+            counts += calls.counts()
+        counts += Counter(
+            groups=1,
+            groups_trained=any(rows),
+            trajectories=len(group.trajectories),
+            trajectories_trained=sum(map(bool, rows)),
+        )
     factor = _rms_factor([advantage for advantage, _ in trained]) if normalize_advantages else 1.0
-    sequences = [_sequence(call, advantage * factor) for advantage, calls in trained for call in calls]
+    sequences = [
+        _sequence(call, balanced(advantage * factor, advantage_balance))
+        for advantage, calls in trained
+        for call in calls
+    ]
     report = SampleReport(
-        trajectories_trained=len(trained),
         calls_trained=len(sequences),
         tokens_trained=sum(logprob is not None for sequence in sequences for logprob in sequence.logprobs),
         skipped=dict(skipped),
         untrainable=dict(untrainable),
+        role_problem=_role_problem(selection, roles) if counts["trajectories"] else None,
         **counts,
     )
+    if report.role_problem and sequences:
+        log.warning("%s; the others are trained", report.role_problem)
     return Samples(sequences, report)
 
 
-def _advantages(number: int, group: TrajectoryGroup, scale: bool) -> Advantages:
+def _advantages(number: int, group: TrajectoryGroup, scale: bool, baseline: str) -> dict[RewardKey, Advantages]:
+    """Advantages by the group's common rewards, and by those of each role that a trajectory of it scores apart. Where
+    one does not, its common reward stands in."""
+    rewards: dict[RewardKey, list[float | None]] = {None: [trajectory.reward for trajectory in group.trajectories]}
+    for role in sorted({role for trajectory in group.trajectories for role in trajectory.role_rewards}):
+        rewards[role] = [trajectory.role_rewards.get(role, trajectory.reward) for trajectory in group.trajectories]
     try:
-        return group_advantages([trajectory.reward for trajectory in group.trajectories], scale=scale)
+        return {key: group_advantages(values, scale=scale, baseline=baseline) for key, values in rewards.items()}
     except ConfigError as error:
         raise ConfigError(f"group {number}: {error}") from error
+
+
+def _used(advantages: dict[RewardKey, Advantages], collected: list[Calls], selection: Selection) -> list[RewardKey]:
+    """The rewards by which the group's calls would be trained; without a call those by which they might have been."""
+    made: set[RewardKey] = {role for calls in collected for role, _ in calls.trainable} or set(
+        selection.roles or {None}
+    )
+    keys = {role if role in advantages else None for role in made}
+    return [key for key in advantages if key in keys]
+
+
+def _rows(advantages: dict[RewardKey, Advantages], calls: Calls, index: int) -> list[tuple[float, list[SampledCall]]]:
+    """The calls of trajectory `index` by the reward that trains them, each list with its advantage."""
+    by_key: dict[RewardKey, list[SampledCall]] = {}
+    for role, call in calls.trainable:
+        by_key.setdefault(role if role in advantages else None, []).append(call)
+    rows = []
+    for key, of_key in by_key.items():
+        advantage = advantages[key].values[index]
+        if advantage is not None and advantages[key].skipped is None:
+            rows.append((advantage, of_key))
+    return rows
+
+
+def _role_problem(selection: Selection, roles: set[str]) -> str | None:
+    """What is wrong with the roles that shall be trained, given those that the calls of the batch have."""
+    unknown = sorted((selection.roles or frozenset()) - roles)
+    if not unknown:
+        return None
+    known = f"the roles there are: {', '.join(map(repr, sorted(roles)))}"
+    if not roles:
+        known = "no call names a role: put `with art_core.role(...)` around the calls of each agent"
+    return f"train_only names {', '.join(map(repr, unknown))}, and no call of the batch has that role ({known})"
 
 
 def _rms_factor(advantages: list[float]) -> float:
@@ -171,66 +222,3 @@ def _rms_factor(advantages: list[float]) -> float:
 
 def _sequence(call: SampledCall, advantage: float) -> TrainSequence:
     return TrainSequence(call.prompt_token_ids + call.token_ids, call.logprobs, advantage, call.temperature)
-
-
-def _collect(trajectory: Trajectory, eos_token_ids: frozenset[int]) -> _Calls:
-    """The calls of all histories of a trajectory, without repetitions."""
-    calls = _Calls()
-    seen: set[object] = set()
-
-    def is_new(key: object) -> bool:
-        if key in seen:
-            return False
-        seen.add(key)
-        return True
-
-    for history in trajectory.histories():
-        previous: tuple[object, SampledCall] | None = None
-        for item in _sampled_items(history):
-            call = sampled_call(_with_logprob_entries(item))
-            if isinstance(call, NotTrainable):
-                calls.untrainable[call] += is_new(id(item))
-                continue
-            # The tokens belong to the key: some servers give all replies one id, and a reply of n choices has one id.
-            key = (extra_field(item, Extra.CALL_ID), _field(item, "index"), call)
-            if is_new(key):
-                calls.trainable.append(call)
-                calls.truncated += _is_truncated(item, call, eos_token_ids)
-            if previous is not None and not _extends(previous[1], call) and is_new((previous[0], key)):
-                calls.prefix_breaks += 1
-            previous = key, call
-    return calls
-
-
-def _sampled_items(history: History) -> Iterator[Any]:
-    """The sampled turns of a history: choices, and assistant messages (dicts) that carry what was sampled."""
-    for item in history.messages_and_choices:
-        if is_choice(item) or (item.get("role") == "assistant" and (item.get(Extra.TOKEN_IDS) or item.get("logprobs"))):
-            yield item
-
-
-def _with_logprob_entries(item: Any) -> Any:
-    """`item` with logprobs in the form of the OpenAI API, where a message gives them as a plain list of numbers."""
-    logprobs = _field(item, "logprobs")
-    if not isinstance(logprobs, list):
-        return item
-    entries = [entry if isinstance(entry, dict) else {"logprob": entry} for entry in logprobs]
-    return {**item, "logprobs": {"content": entries}}
-
-
-def _field(item: Any, name: str) -> Any:
-    return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
-
-
-def _is_truncated(item: Any, call: SampledCall, eos_token_ids: frozenset[int]) -> bool:
-    """Whether a turn was cut off: no end-of-turn token was sampled last. Servers report a half tool call as finished,
-    so the finish reason counts only where the ids that end a turn are unknown."""
-    if eos_token_ids:
-        return call.token_ids[-1] not in eos_token_ids
-    return bool(_field(item, "finish_reason") == "length")
-
-
-def _extends(earlier: SampledCall, later: SampledCall) -> bool:
-    """Whether `later` was asked with everything that the model saw and sampled in `earlier` as its prompt's start."""
-    start = earlier.prompt_token_ids + earlier.token_ids
-    return later.prompt_token_ids[: len(start)] == start

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
 import torch
 
-from art_backend.losses import importance_ratio
 from art_backend.packed_model import Scores
 from art_core.errors import ConfigError
 
@@ -13,65 +18,126 @@ WRONG_GAP = 0.1
 temperature. bfloat16 and a policy a few steps old give less, or give it on both sides."""
 
 
+class PhaseClock:
+    """Seconds spent in each phase of a step."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Add the time inside to `phase`."""
+        started = time.perf_counter()
+        yield
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
+
+    def metrics(self) -> dict[str, float]:
+        """As `time/step_..._s`."""
+        return {f"time/step_{phase}_s": seconds for phase, seconds in self._seconds.items()}
+
+
+@dataclass(frozen=True)
+class PolicyTerms:
+    """What the policy loss made of some predictions; every field is (E)."""
+
+    weighted_loss: torch.Tensor
+    ratio: torch.Tensor
+    """The importance ratio that entered the loss."""
+    clipped_low: torch.Tensor
+    clipped_high: torch.Tensor
+    truncation: torch.Tensor | None
+    """The weight of truncated importance sampling."""
+    divergence: torch.Tensor | None
+    """The k3 estimate of the divergence from the reference policy."""
+
+
 class Tally:
     """Sums over predictions."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.sums: dict[str, float] = {"loss/train": 0.0, "loss/entropy": 0.0}
+        self._sums: dict[str, torch.Tensor] = {}
+        self._loss = torch.zeros((), dtype=torch.float64)
+        """Kept where it was computed until it is asked for: reading a number makes a GPU wait."""
 
     @torch.no_grad()
-    def add(self, scores: Scores, losses: torch.Tensor) -> None:
-        """Count some predictions and their losses (E)."""
-        self.count += len(losses)
-        self._add("loss/train", losses)
-        self._add("loss/entropy", scores.entropy)
+    def add(self, scores: Scores, weighted_losses: torch.Tensor) -> None:
+        """Count some predictions and their weighted losses (E)."""
+        self.count += len(weighted_losses)
+        self._loss = self._loss.to(weighted_losses.device) + weighted_losses.sum(dtype=torch.float64)
+        self._sum("loss/entropy", scores.entropy)
 
-    def metrics(self) -> dict[str, float]:
-        """The means."""
-        return {name: total / self.count for name, total in self.sums.items()}
+    def metrics(self, optimizer_steps: int = 1) -> dict[str, float]:
+        """The means; the loss is the one that was minimised."""
+        means = {name: float(total) / self.count for name, total in self._sums.items()}
+        return {"loss/train": float(self._loss) / optimizer_steps, **means}
 
-    def _add(self, name: str, values: torch.Tensor) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + values.double().sum().item()
+    def _sum(self, name: str, values: torch.Tensor) -> None:
+        total = values.sum(dtype=torch.float64)
+        self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+
+@dataclass
+class _Gaps:
+    """|trainer's - engine's logprob| of the predictions made before the first optimizer step: later ones would also
+    measure how far the trainer has moved."""
+
+    open: bool = True
+    tempered: list[torch.Tensor] = field(default_factory=list)
+    gaps: list[torch.Tensor] = field(default_factory=list)
+    untempered: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, scores: Scores) -> None:
+        if self.open:
+            self.gaps.append((scores.logprob - scores.sampled_logprob).abs())
+            self.untempered.append((scores.untempered - scores.sampled_logprob).abs())
+            self.tempered.append(scores.temperature != 1.0)
 
 
 class PolicyTally(Tally):
-    """The same, and how far the policy has moved from the one that sampled.
+    """The same, and how far the policy has moved from the one that sampled."""
 
-    Args:
-        clip_range: ratios outside count as clipped.
-    """
-
-    def __init__(self, clip_range: tuple[float, float]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.low, self.high = clip_range
-        self.ratio_max = 0.0
-        self.tempered = [0, 0.0, 0.0]
-        """Of predictions at another temperature than 1: number, summed gap, summed gap to temperature 1."""
+        self._ratio_max = torch.zeros(())
+        self._gaps = _Gaps()
 
     @torch.no_grad()
-    def add(self, scores: Scores, losses: torch.Tensor) -> None:
-        """See `Tally`."""
-        super().add(scores, losses)
-        ratio = importance_ratio(scores.logprob, scores.sampled_logprob)
-        gap = (scores.logprob - scores.sampled_logprob).abs()
-        self._add("loss/ratio_mean", ratio)
-        self._add("loss/clip_fraction", (ratio < self.low) | (ratio > self.high))
-        self._add("loss/logprob_gap", gap)
-        self.ratio_max = max(self.ratio_max, ratio.max().item())
-        if len(hot := (scores.temperature != 1.0).nonzero()[:, 0]):
-            untempered = (scores.untempered - scores.sampled_logprob).abs()
-            self.tempered[0] += len(hot)
-            self.tempered[1] += gap[hot].sum().item()
-            self.tempered[2] += untempered[hot].sum().item()
+    def add_policy(self, scores: Scores, terms: PolicyTerms) -> None:
+        """Count some predictions."""
+        self.add(scores, terms.weighted_loss)
+        self._gaps.add(scores)
+        self._ratio_max = torch.maximum(self._ratio_max.to(terms.ratio.device), terms.ratio.max())
+        self._sum("loss/ratio_mean", terms.ratio)
+        self._sum("loss/clip_low_fraction", terms.clipped_low)
+        self._sum("loss/clip_high_fraction", terms.clipped_high)
+        self._sum("loss/clip_fraction", terms.clipped_low | terms.clipped_high)
+        if terms.truncation is not None:
+            self._sum("loss/truncated_importance_mean", terms.truncation)
+        if terms.divergence is not None:
+            self._sum("loss/kl_policy_ref", terms.divergence)
 
-    def metrics(self) -> dict[str, float]:
-        """The means. Raises ConfigError when the server reported logprobs before temperature."""
-        count, gap, untempered = self.tempered
-        if count and gap / count > WRONG_GAP and untempered < gap / 4:
+    def close_gaps(self) -> None:
+        """An optimizer step comes next. Raises ConfigError when the server reported logprobs before temperature."""
+        gaps = self._gaps
+        if not gaps.open:
+            return
+        gaps.open = False
+        tempered = torch.cat(gaps.tempered)
+        gap, untempered = (torch.cat(part)[tempered].mean().item() for part in (gaps.gaps, gaps.untempered))
+        if gap > WRONG_GAP and untempered < gap / 4:  # both NaN where every temperature is 1
             raise ConfigError(
-                f"the sampled logprobs are those before temperature (they are {untempered / count:.3f} nats from the model's "
-                f"there, {gap / count:.3f} at the sampling temperature): start the server with "
+                f"the sampled logprobs are those before temperature (they are {untempered:.3f} nats from the model's "
+                f"there, {gap:.3f} at the sampling temperature): start the server with "
                 "logprobs_mode=processed_logprobs, or sample at temperature 1."
             )
-        return {**super().metrics(), "loss/ratio_max": self.ratio_max}
+
+    def metrics(self, optimizer_steps: int = 1) -> dict[str, float]:
+        """The means, the largest ratio, and how far the trainer's logprobs were from the engine's."""
+        gaps = torch.cat(self._gaps.gaps).cpu().numpy()
+        return {
+            **super().metrics(optimizer_steps),
+            "loss/ratio_max": self._ratio_max.item(),
+            "loss/logprob_gap": float(gaps.mean(dtype=np.float64)),
+            "loss/logprob_gap_p99": float(np.quantile(gaps, 0.99)),
+        }

@@ -11,7 +11,7 @@ What lies behind the last trained token of every sequence predicts nothing and i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,26 +48,27 @@ class Predictions:
     logprob: Floats
     """As it was sampled, at `temperature`."""
     temperature: Floats
+    call: Ints
+    """Number of the sequence it belongs to: what is averaged or normalised over a call needs to know which tokens are
+    its own."""
+    entry: Ints
+    """Its place among all predictions of the trie, whichever row it is cut into."""
 
     def __len__(self) -> int:
         return len(self.at)
 
     def part(self, rows: slice | Ints, moved: int = 0) -> Predictions:
         """Some rows, with `moved` added to their positions."""
-        return Predictions(
-            self.at[rows] + moved, self.target[rows], self.advantage[rows], self.logprob[rows], self.temperature[rows]
-        )
+        part = Predictions(*(getattr(self, column.name)[rows] for column in fields(self)))
+        return replace(part, at=part.at + moved)
 
     @staticmethod
     def join(parts: Sequence[Predictions]) -> Predictions:
         """All rows of `parts`, one after the other."""
-        return Predictions(
-            _concatenated([part.at for part in parts]),
-            _concatenated([part.target for part in parts]),
-            np.concatenate([np.empty(0), *(part.advantage for part in parts)]),
-            np.concatenate([np.empty(0), *(part.logprob for part in parts)]),
-            np.concatenate([np.empty(0), *(part.temperature for part in parts)]),
-        )
+        none, no_id = np.empty(0), np.empty(0, dtype=np.int64)
+        empty = Predictions(no_id, no_id, none, none, none, no_id, no_id)
+        columns = (column.name for column in fields(Predictions))
+        return Predictions(*(np.concatenate([getattr(part, name) for part in (empty, *parts)]) for name in columns))
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,17 @@ def build_trie(sequences: Sequence[TrainSequence]) -> Trie:
     Not trained, and not counted: sampled tokens whose logprob is None or not finite, and a sampled token that has nothing
     before it (no position predicts it).
     """
-    trained = [(sequence, indices) for sequence in sequences if len(indices := _trained_indices(sequence))]
+    trained = [(sequence, indices) for sequence in sequences if len(indices := trained_indices(sequence))]
     inputs = [np.asarray(sequence.token_ids[: indices[-1]], dtype=np.int64) for sequence, indices in trained]
     order = sorted(range(len(trained)), key=lambda i: trained[i][0].token_ids[: len(inputs[i])])
     token_ids, segments, paths = _lay_out([inputs[i] for i in order])
-    parts = [_predictions(*trained[i], path) for i, path in zip(order, paths, strict=True)]
+    parts = [_predictions(*trained[i], path, call) for call, (i, path) in enumerate(zip(order, paths, strict=True))]
     made = Predictions.join(parts)
     in_order = np.lexsort((made.logprob, made.advantage, made.target, made.temperature, made.at))
-    return Trie(token_ids, segments, made.part(in_order))
+    return Trie(token_ids, segments, replace(made.part(in_order), entry=np.arange(len(made))))
 
 
-def _trained_indices(sequence: TrainSequence) -> Ints:
+def trained_indices(sequence: TrainSequence) -> Ints:
     """Indices into `token_ids` of the tokens to train, ascending."""
     indices = np.flatnonzero(np.isfinite(_sampled_logprobs(sequence))) + sequence.prompt_length
     return indices[indices > 0]
@@ -105,7 +106,7 @@ def _sampled_logprobs(sequence: TrainSequence) -> Floats:
     return np.array(sequence.logprobs, dtype=np.float64)  # None becomes NaN
 
 
-def _predictions(sequence: TrainSequence, indices: Ints, path: Ints) -> Predictions:
+def _predictions(sequence: TrainSequence, indices: Ints, path: Ints, call: int) -> Predictions:
     """The predictions of a sequence whose tokens lie at `path`. Temperature 0 (greedy) has the logprobs of 1."""
     count = len(indices)
     return Predictions(
@@ -114,6 +115,8 @@ def _predictions(sequence: TrainSequence, indices: Ints, path: Ints) -> Predicti
         advantage=np.full(count, sequence.advantage),
         logprob=_sampled_logprobs(sequence)[indices - sequence.prompt_length],
         temperature=np.full(count, sequence.temperature or 1.0),
+        call=np.full(count, call),
+        entry=np.arange(count),
     )
 
 

@@ -146,7 +146,10 @@ class Database:
 
     def tables(self) -> list[str]:
         """Names of the tables and views."""
-        return [row[0] for row in self.query("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') ORDER BY name")[1]]
+        return [
+            row[0]
+            for row in self.query("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') ORDER BY name")[1]
+        ]
 
 
 def plain(value: Any) -> Any:

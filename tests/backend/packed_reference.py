@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ CONFIGS: dict[str, PretrainedConfig] = {
 
 def tiny_model(kind: str = "llama") -> Any:
     """A random float32 decoder: 2 layers, hidden size 32, 4 query heads on 2 key heads, 64 tokens."""
+    return copy.deepcopy(_tiny_model(kind))
+
+
+@cache
+def _tiny_model(kind: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng():

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_backend.advantages import SkipReason, group_advantages
+from art_backend.advantages import SkipReason, balanced, group_advantages
 from art_core.errors import ConfigError
+from tests.backend.test_samples import attempt, choice, samples
 
 
 def test_loss_03_each_group_has_its_own_baseline() -> None:
@@ -93,3 +94,45 @@ def test_loss_03_the_order_of_submission_changes_nothing(order: list[int]) -> No
     rewards = [0.2, 0.2, 0.2, 0.8, 0.5, 1.0]
     expected = group_advantages(rewards).values
     assert group_advantages([rewards[i] for i in order]).values == tuple(expected[i] for i in order)
+
+
+def test_leave_one_out_by_hand() -> None:
+    """Rewards 1, 0, 0.5: the others' means are 0.25, 0.75 and 0.5."""
+    assert group_advantages([1.0, None, 0.0, 0.5], scale=False, baseline="leave_one_out").values == pytest.approx(
+        (0.75, None, -0.75, 0.0)
+    )
+    assert group_advantages([1.0, 0.0], scale=False, baseline="leave_one_out").values == (1.0, -1.0)
+    assert group_advantages([1.0, None], baseline="leave_one_out").skipped == SkipReason.SINGLE
+    assert group_advantages([0.7] * 3, scale=False, baseline="leave_one_out").values == (0.0,) * 3
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=8))
+def test_leave_one_out_is_the_mean_of_the_others(rewards: list[float]) -> None:
+    result = group_advantages(rewards, scale=False, baseline="leave_one_out")
+    if result.skipped is None:
+        others = [math.fsum(rewards[:i] + rewards[i + 1 :]) / (len(rewards) - 1) for i in range(len(rewards))]
+        expected = [reward - other for reward, other in zip(rewards, others, strict=True)]
+        assert result.values == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("balance", "expected"),
+    [(0.0, [2.0, -1.0]), (0.25, [2.0, -0.75]), (1.0, [2.0, 0.0]), (-0.25, [1.5, -1.0]), (-1.0, [0.0, -1.0])],
+)
+def test_balance_weakens_one_side_and_leaves_the_other(balance: float, expected: list[float]) -> None:
+    assert [balanced(2.0, balance), balanced(-1.0, balance)] == expected
+    assert balanced(0.0, balance) == 0.0
+
+
+def test_baseline_and_balance_reach_the_training_sequences() -> None:
+    group = [attempt(reward, choice([5, 6], [7 + i, 2])) for i, reward in enumerate([1.0, 0.0, 0.5])]
+
+    def advantages(**options: object) -> list[float]:
+        return [sequence.advantage for sequence in samples(group, **options).sequences]
+
+    assert advantages(scale_rewards=False, baseline="leave_one_out", normalize_advantages=False) == pytest.approx(
+        [0.75, -0.75, 0.0]
+    )
+    whole = advantages()
+    assert advantages(advantage_balance=0.5) == pytest.approx([whole[0], whole[1] / 2, 0.0])
+    assert advantages(advantage_balance=-1.0) == pytest.approx([0.0, whole[1], 0.0])

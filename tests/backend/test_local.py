@@ -118,5 +118,31 @@ async def test_mistakes_are_refused_with_their_remedy(tmp_path: Path, tiny_llama
         async with backend() as other:
             with pytest.raises(ConfigError, match="another process"):
                 await trainable(tmp_path, tiny_llama).register(other)
-    with pytest.raises(ConfigError, match="engine='vllm'"):
-        LocalBackend(engine="vllm")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="engine='tensorrt'"):
+        LocalBackend(engine="tensorrt")  # type: ignore[arg-type]
+
+
+async def test_two_adapters_learn_from_one_rollout_each_its_own_calls(tmp_path: Path, tiny_llama: Path) -> None:
+    async with backend() as local:
+        one, two = trainable(tmp_path, tiny_llama, "one"), trainable(tmp_path, tiny_llama, "two")
+        await one.register(local)
+        await two.register(local)
+
+        async def ask(seed: int) -> None:
+            for name, model in (("researcher", one), ("writer", two)):
+                with art.role(name):
+                    await model.openai_client().chat.completions.create(
+                        model=model.name, messages=[{"role": "user", "content": "Hi."}], max_tokens=4, seed=seed
+                    )
+            art.auto_trajectory(required=True).reward = float(seed)
+
+        crew = await art.TrajectoryGroup(art.capture_auto_trajectory(ask(seed)) for seed in range(2))
+        for model in (one, two):
+            result = await local.train(model, [crew])
+            assert result.metrics["data/calls_trained"] == result.metrics["data/calls_other_model"] == 2
+        result = await local.train(one, [crew], train_only=["researcher"])
+        assert (result.trained, result.metrics["data/calls_other_role"]) == (True, 0)
+        result = await local.train(one, [crew], train_only=["writer"])
+        assert (result.trained, result.metrics["data/calls_other_role"]) == (False, 2)
+        with pytest.raises(ConfigError, match="train_only"):
+            await local.train(one, [crew], train_only="researcher")

@@ -238,3 +238,98 @@ def test_metrics_are_always_the_same_names() -> None:
     assert {f"data/groups_{reason}" for reason in SkipReason} | {
         f"data/calls_{reason}" for reason in NotTrainable
     } <= names
+
+
+def crew(found: list[int], wrote: list[int], reward: float | None, **role_rewards: float) -> Trajectory:
+    """A rollout of two agents, one call each."""
+    calls = [choice([5], found, role="researcher", model="m"), choice([6], wrote, role="writer", model="m")]
+    made = attempt(reward, calls[0], others=[[QUESTION, calls[1]]])
+    made.role_rewards = role_rewards
+    return made
+
+
+def by_tokens(result: Samples) -> dict[tuple[int, ...], float]:
+    return {sequence.token_ids: sequence.advantage for sequence in result.sequences}
+
+
+def test_train_only_trains_the_calls_of_those_roles_and_counts_the_others() -> None:
+    group = [crew([7, 2], [8, 2], 1.0), crew([9, 2], [10, 2], 0.0)]
+    assert len(samples(group).sequences) == 4
+    result = samples(group, train_only={"researcher"})
+    assert by_tokens(result) == {(5, 7, 2): 1.0, (5, 9, 2): -1.0}
+    assert result.report.calls_other_role == 2
+    assert result.report.metrics()["data/calls_other_role"] == 2.0
+    assert (result.report.trajectories_trained, result.report.groups_trained) == (2, 1)
+    without_role = attempt(0.5, choice([5], [3, 2]))
+    assert samples([*group, without_role], train_only=["writer"]).report.calls_other_role == 3
+
+
+def test_a_role_that_no_call_has_is_named_with_those_there_are(caplog: pytest.LogCaptureFixture) -> None:
+    group = [crew([7, 2], [8, 2], 1.0), crew([9, 2], [10, 2], 0.0)]
+    result = samples(group, train_only={"reseacher"})
+    assert result.sequences == []
+    assert result.report.reason() == (
+        "train_only names 'reseacher', and no call of the batch has that role (the roles there are: 'researcher', 'writer')"
+    )
+    assert not caplog.records
+    partly = samples(group, train_only={"reseacher", "writer"})
+    assert (len(partly.sequences), partly.report.reason()) == (2, None)
+    assert "train_only names 'reseacher'" in caplog.text
+    plain = [attempt(reward, choice([5], [7, 2])) for reward in (1.0, 0.0)]
+    assert "no call names a role: put `with art_core.role(...)`" in str(
+        samples(plain, train_only={"x"}).report.reason()
+    )
+    by_hand = {"role": "assistant", "content": "a", "prompt_token_ids": [5], "token_ids": [7, 2], "logprobs": [-1, -1]}
+    assert samples([attempt(1.0, by_hand)] * 2, train_only={"assistant"}).sequences == [], "who speaks is not a role"
+
+
+def test_a_role_that_is_scored_apart_has_its_own_baseline() -> None:
+    group = [
+        crew([7, 2], [8, 2], 1.0, researcher=0.0),
+        crew([9, 2], [10, 2], 0.0, researcher=4.0),
+        crew([11, 2], [12, 2], 0.5),  # its common reward stands in: the researcher's rewards are 0, 4, 0.5
+    ]
+    plain = by_tokens(samples(group, scale_rewards=False, normalize_advantages=False))
+    assert [plain[6, token, 2] for token in (8, 10, 12)] == [0.5, -0.5, 0.0]
+    assert [plain[5, token, 2] for token in (7, 9, 11)] == [-1.5, 2.5, -1.0]
+    scaled = by_tokens(samples(group, normalize_advantages=False))
+    assert [scaled[6, token, 2] for token in (8, 10, 12)] == pytest.approx([1.224745, -1.224745, 0.0], abs=1e-6)
+    # mean 1.5, std sqrt((2.25 + 6.25 + 1) / 3) = 1.779513
+    assert [scaled[5, token, 2] for token in (7, 9, 11)] == pytest.approx([-0.842927, 1.404879, -0.561951], abs=1e-6)
+    report = samples(group).report
+    assert (report.trajectories_trained, report.calls_trained) == (3, 6)
+
+
+def test_a_group_is_skipped_only_when_no_reward_of_its_trained_calls_differs() -> None:
+    equal = [crew([7, 2], [8, 2], 0.5, researcher=1.0), crew([9, 2], [10, 2], 0.5, researcher=0.0)]
+    result = samples(equal)
+    assert by_tokens(result) == {(5, 7, 2): 1.0, (5, 9, 2): -1.0}
+    assert (result.report.skipped, result.report.groups_trained, result.report.trajectories_trained) == ({}, 1, 2)
+    writer = samples(equal, train_only={"writer"})
+    assert writer.report.skipped == {SkipReason.EQUAL_REWARDS: 1}
+    assert writer.report.reason() == "1 of 1 groups have equal rewards (nothing to learn from)"
+    unscored = [crew([7, 2], [8, 2], None, researcher=1.0), crew([9, 2], [10, 2], None, researcher=0.0)]
+    assert by_tokens(samples(unscored)) == {(5, 7, 2): 1.0, (5, 9, 2): -1.0}
+    assert samples(unscored, train_only={"writer"}).report.skipped == {SkipReason.UNSCORED: 1}
+    with pytest.raises(ConfigError, match="group 0: trajectory 1 has reward inf"):
+        samples([crew([7, 2], [8, 2], 0.0), crew([9, 2], [10, 2], 0.0, writer=math.inf)])
+
+
+def test_each_model_of_a_rollout_is_trained_on_its_own_calls() -> None:
+    def mixed(reward: float, token: int) -> Trajectory:
+        foreign = choice([5], [3, 2], model="gpt")
+        foreign.token_ids = None
+        calls = [choice([5], [token, 2], model="one"), choice([5], [token + 1, 2], model="two"), foreign]
+        return attempt(reward, *calls, choice([5], [token + 2, 2]))
+
+    group = [mixed(1.0, 10), mixed(0.0, 20)]
+    one = samples(group, model="one")
+    assert by_tokens(one) == {(5, 10, 2): 1.0, (5, 12, 2): 1.0, (5, 20, 2): -1.0, (5, 22, 2): -1.0}
+    assert one.report.calls_other_model == 2
+    assert one.report.untrainable == {NotTrainable.NO_TOKEN_IDS: 2}, "a foreign endpoint is counted as ever"
+    assert set(by_tokens(samples(group, model="two"))) == {(5, 11, 2), (5, 12, 2), (5, 21, 2), (5, 22, 2)}
+    assert len(samples(group).sequences) == 6
+    others = [attempt(reward, choice([5], [7, 2], model="two")) for reward in (1.0, 0.0)]
+    nothing = samples(others, model="one").report
+    assert nothing.reason() == "2 calls were sampled by other models"
+    assert nothing.trajectories_without_logprobs == 0
