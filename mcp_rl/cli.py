@@ -5,19 +5,12 @@ Heavy imports stay inside the commands, so that `--help` answers at once and wor
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
-import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from art_core.errors import ARTError, ConfigError
-
-T = TypeVar("T")
+from mcp_rl.shell import AsJson, main_of, print_json, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,31 +33,12 @@ Destructive = Annotated[
 ]
 HeldOut = Annotated[float, typer.Option(help="Share of the scenarios made that is kept for evaluation.")]
 Seed = Annotated[int, typer.Option(help="Fixes scenarios, sampling and training.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, for machines.")]
 Isolate = Annotated[bool, typer.Option("--isolate", help="Start a fresh stdio server for each rollout.")]
 
 
 def main() -> None:
     """Entry point: an expected failure is one sentence and exit code 2."""
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
-    try:
-        app()
-    except ARTError as error:
-        typer.echo(f"Error: {error}", err=True)
-        sys.exit(2)
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`. Ctrl-C cancels it, lets it clean up, and exits with code 130."""
-    try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:  # caught here: typer would end without a word
-        typer.echo("Stopped. Nothing is lost: the same command goes on from here.", err=True)
-        raise typer.Exit(130) from None
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    main_of(app)
 
 
 def _server(spec: str, tools: list[str] | None, exclude: list[str] | None, destructive: bool) -> Any:
@@ -91,8 +65,8 @@ def inspect(
         async with _server(server, tools, exclude_tools, allow_destructive) as connected:
             return as_dict(connected)
 
-    found = _run(work())
-    _print_json(found) if as_json else show(found)
+    found = run(work())
+    print_json(found) if as_json else show(found)
 
 
 @app.command()
@@ -102,25 +76,30 @@ def scenarios(
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("scenarios.jsonl"),
     held_out: HeldOut = 1 / 3,
     seed: Seed = 0,
+    generator: Annotated[
+        str | None, typer.Option(help="Let this model write them (litellm's name, e.g. openai/gpt-4.1-mini).")
+    ] = None,
+    generator_url: Annotated[
+        str | None, typer.Option(help="An OpenAI-compatible server that has the generator.", show_default=False)
+    ] = None,
     tools: Tools = None,
     exclude_tools: Exclude = None,
     allow_destructive: Destructive = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write self-checking tasks from a server's tool schemas. No LLM, no key."""
-    from mcp_rl.scenarios import generate, save
+    """Write self-checking tasks from a server's tool schemas; without --generator no LLM and no key."""
+    from mcp_rl.scenarios import save
+    from mcp_rl.scenarios.make import make_scenarios
 
-    async def work() -> Any:
-        async with _server(server, tools, exclude_tools, allow_destructive) as connected:
-            return await generate(connected, num=num, seed=seed, held_out=held_out)
-
-    made = _run(work())
+    target = _server(server, tools, exclude_tools, allow_destructive)
+    made = run(make_scenarios(target, out, num, seed, held_out, generator, generator_url))
     save(out, made)
     if as_json:
-        _print_json([scenario.model_dump(mode="json") for scenario in made])
+        print_json([scenario.model_dump(mode="json") for scenario in made])
         return
     for scenario in made:
-        typer.echo(f"[{scenario.split:<8} {scenario.kind}] {scenario.task}")
+        level = f" {scenario.difficulty}/5" if scenario.difficulty else ""
+        typer.echo(f"[{scenario.split:<8} {scenario.kind}{level}] {scenario.task}")
     held_out = sum(scenario.split == "held_out" for scenario in made)
     typer.echo(f"{len(made)} scenarios in {out}: {len(made) - held_out} to train on, {held_out} held out.")
 
@@ -151,6 +130,20 @@ def train(
     eval_samples: Annotated[int, typer.Option(min=1, help="Attempts a held-out scenario, at each evaluation.")] = 4,
     max_turns: Annotated[int, typer.Option(min=1, help="Model turns a rollout.")] = 5,
     max_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens a turn.")] = 96,
+    judge: Annotated[
+        str | None,
+        typer.Option(help="Reward by RULER: this model compares the attempts. `local`: the run's own base model."),
+    ] = None,
+    judge_url: Annotated[
+        str | None, typer.Option(help="An OpenAI-compatible server that has the judge.", show_default=False)
+    ] = None,
+    judge_weight: Annotated[
+        float, typer.Option(help="The judge's share of the reward; the rest is the verifiable reward.")
+    ] = 1.0,
+    judge_votes: Annotated[int, typer.Option(min=1, help="Verdicts a group, each in another order.")] = 1,
+    judge_rubric: Annotated[
+        Path | None, typer.Option(help="A text file that says what the judge looks for.", show_default=False)
+    ] = None,
     tools: Tools = None,
     exclude_tools: Exclude = None,
     allow_destructive: Destructive = False,
@@ -158,21 +151,16 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a model on a server's tools, and show on held-out tasks whether it got better."""
-    from pydantic import ValidationError
-
-    from mcp_rl.config import TrainConfig
+    given = {name: value for name, value in locals().items() if name != "as_json"}
+    from mcp_rl.config import TrainConfig, read_options, read_rubric
     from mcp_rl.console import Display
     from mcp_rl.train import train as run_training
 
-    given = {name: value for name, value in locals().items() if name in TrainConfig.model_fields}
     given |= {"tools": tuple(tools) if tools else None, "exclude_tools": tuple(exclude_tools or ())}
-    try:
-        config = TrainConfig(**given)
-    except ValidationError as error:
-        raise ConfigError(f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}.") from None
-    summary = _run(run_training(config, Display(quiet=as_json)))
+    config = read_options(TrainConfig, given | {"judge_rubric": read_rubric(judge_rubric)})
+    summary = run(run_training(config, Display(quiet=as_json)))
     if as_json:
-        _print_json(summary.model_dump(mode="json"))
+        print_json(summary.model_dump(mode="json"))
 
 
 @app.command(name="eval")
@@ -195,13 +183,13 @@ def evaluate(
     from mcp_rl.evaluate_model import evaluate_model
 
     target = _server(server, tools, exclude_tools, allow_destructive)
-    record = _run(
+    record = run(
         evaluate_model(
             target, model, scenarios, samples=samples, seed=seed, isolate=isolate, display=Display(quiet=as_json)
         )
     )
     if as_json:
-        _print_json(record.model_dump(mode="json"))
+        print_json(record.model_dump(mode="json"))
         return
     typer.echo(
         f"reward {record.reward:.3f} ± {record.reward_ci:.3f}   greedy {record.greedy_reward:.3f}   "
@@ -217,4 +205,4 @@ def report(
     from mcp_rl.report import build_report
 
     path = build_report(folder)
-    _print_json({"report": str(path)}) if as_json else typer.echo(f"Report: {path}")
+    print_json({"report": str(path)}) if as_json else typer.echo(f"Report: {path}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from art_core.errors import ConfigError, ServerError
 from mcp_rl.link import Link
+from mcp_rl.offers import Offers, read_offers
 from mcp_rl.results import error_result
 from mcp_rl.schema import normalise
 from mcp_rl.target import choices, parse_target
@@ -94,6 +95,10 @@ class MCPServer:
         asked). Raises ServerError when the server is lost or does not answer in time.
         """
         return await self._call(self._shared, name, arguments)
+
+    async def offers(self) -> Offers:
+        """The server's resources and prompts. Raises ServerError when it is lost."""
+        return await read_offers((await self._shared.connection()).client)
 
     @asynccontextmanager
     async def session(self, isolate: bool = False) -> AsyncIterator[Session]:

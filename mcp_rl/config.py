@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art_core.errors import ConfigError, MissingExtraError, StorageError
 from mcp_rl.rollout import RolloutConfig
 
-RESUMABLE = {"steps", "output", "resume", "connect_timeout", "call_timeout"}
+C = TypeVar("C", bound="RunOptions")
+
+RESUMABLE = {"generator_url", "steps", "output", "resume", "connect_timeout", "call_timeout", "judge_url"}
 """Options that may differ between a run and its continuation: all others decide what the numbers mean."""
 
 
-class TrainConfig(BaseModel):
-    """What to train on which server, and how."""
+class RunOptions(BaseModel):
+    """What every kind of run has: a folder, and whether to go on with the run in it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    output: Path
+    resume: bool = True
+    judge_url: str | None = None
+    """An OpenAI-compatible server that has the judge; None: the provider's own."""
+
+
+class TrainConfig(RunOptions):
+    """What to train on which server, and how."""
 
     server: str
     model: str = "smollm2-135m"
@@ -26,7 +37,6 @@ class TrainConfig(BaseModel):
     steps: int = Field(default=16, ge=0)
     """GRPO steps."""
     seed: int = 0
-    resume: bool = True
     scenarios: Path | None = None
     """A file written by `mcp-rl scenarios`; None: scenarios are made from the server's schemas."""
     num_scenarios: int = Field(default=48, ge=2)
@@ -54,6 +64,16 @@ class TrainConfig(BaseModel):
     temperature: float = Field(default=RolloutConfig.temperature, gt=0)
     concurrency: int = Field(default=32, ge=1)
     """Requests that the engine computes at once."""
+    system_prompt: str = RolloutConfig.system_prompt
+    judge: str | None = None
+    """The model whose comparison of a group's attempts is the reward, `local` for the run's own base model; None: the
+    verifiable reward alone."""
+    judge_weight: float = Field(default=1.0, gt=0, le=1)
+    """Share of the judge's score in the reward; the rest is the verifiable reward."""
+    judge_votes: int = Field(default=1, ge=1)
+    """How often the judge is asked about each group, in another order each time."""
+    judge_rubric: str | None = None
+    """What the judge looks for; None: a rubric that fits any task with a goal."""
     tools: tuple[str, ...] | None = None
     exclude_tools: tuple[str, ...] = ()
     allow_destructive: bool = False
@@ -63,7 +83,31 @@ class TrainConfig(BaseModel):
 
     def rollout(self) -> RolloutConfig:
         """The limits of a rollout."""
-        return RolloutConfig(self.max_turns, self.max_tokens, self.temperature, self.max_result_tokens)
+        return RolloutConfig(
+            self.max_turns, self.max_tokens, self.temperature, self.max_result_tokens, self.system_prompt
+        )
+
+
+def read_options(kind: type[C], options: dict[str, Any]) -> C:
+    """Options as a typed object. Raises ConfigError for the first one that is unknown or out of range."""
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{first['loc'][0]}: {first['msg']}.") from None
+
+
+def read_rubric(path: Path | None) -> str | None:
+    """The text of a rubric file. Raises ConfigError when there is none in it."""
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The rubric {path} cannot be read ({error}): give a text file.") from None
+    if not text:
+        raise ConfigError(f"The rubric {path} is empty: say in it what the judge should look for.")
+    return text
 
 
 def require_local() -> None:
@@ -80,7 +124,7 @@ def require_mcp() -> None:
             raise MissingExtraError(f"Talking to an MCP server ({module})", "mcp")
 
 
-def prepare_output(config: TrainConfig) -> None:
+def prepare_output(config: RunOptions) -> None:
     """Make the run folder. Raises StorageError when it cannot be written."""
     try:
         config.output.mkdir(parents=True, exist_ok=True)
@@ -91,7 +135,7 @@ def prepare_output(config: TrainConfig) -> None:
         raise StorageError(f"{config.output} cannot be written ({error.strerror}): give another --output.") from None
 
 
-def check_resumable(config: TrainConfig, recorded: dict[str, Any]) -> None:
+def check_resumable(config: RunOptions, recorded: dict[str, Any]) -> None:
     """Raise ConfigError when the run folder holds a run of other options, as `recorded` says."""
     for option, value in config.model_dump(mode="json", exclude=RESUMABLE).items():
         if option in recorded and recorded[option] != value:

@@ -106,6 +106,44 @@ class EvalRecord(Record):
     rollouts: list[RolloutRecord]
 
 
+class Pair(Record):
+    """The judge's mean score of both versions' attempts at one scenario, and its words on the first of each."""
+
+    scenario: str
+    before: float
+    after: float
+    said_before: str = ""
+    said_after: str = ""
+
+
+class Comparison(Record):
+    """`evals/judged.json`. Means over the scenarios; `wins` counts a tie as a half.
+
+    `gain_ci`: half width of the 95% interval of `after - before`, None with a single scenario. `unjudged`: scenarios that
+    the judge gave no verdict on, with the first reason.
+    """
+
+    step: int
+    """Policy version that `after` is of."""
+    before: float
+    after: float
+    gain: float
+    gain_ci: float | None
+    wins: float
+    pairs: list[Pair] = Field(min_length=1)
+    unjudged: int = 0
+    reason: str | None = None
+    cost: float = 0.0
+
+    def sentence(self) -> str:
+        """The outcome in words: a change is called one only where it exceeds the noise."""
+        figures = f"{self.before:.2f} to {self.after:.2f}"
+        won = f"{self.wins:.0%} of {len(self.pairs)} held-out scenarios won"
+        if self.gain_ci is None or abs(self.gain) <= self.gain_ci:
+            return f"the judge saw no clear change: {figures}, {won}"
+        return f"the judge's score {'rose' if self.gain > 0 else 'fell'} from {figures}, {won}"
+
+
 _METRIC_NAMES = {
     "reward": "train/reward",
     "reward_std": "train/reward_std_dev",
@@ -261,6 +299,14 @@ class RunFolder:
     def write_eval(self, record: EvalRecord) -> None:
         """Record the evaluation of `record.stage`."""
         _write(self.eval(record.stage), record)
+
+    def read_comparison(self) -> Comparison | None:
+        """What the judge made of the evaluations before and after GRPO, None where it was not asked."""
+        return _read(self.path / "evals" / "judged.json", Comparison)
+
+    def write_comparison(self, record: Comparison) -> None:
+        """Record it."""
+        _write(self.path / "evals" / "judged.json", record)
 
     def read_steps(self) -> list[StepRecord]:
         """All training steps, the warm-up first. Of a step that was recorded twice the later line counts."""

@@ -43,9 +43,9 @@ class EndReason(StrEnum):
     """The conversation no longer fits the model's context. Scored as it stands."""
 
 
-def opening(scenario: Scenario) -> list[Message]:
+def opening(scenario: Scenario, system_prompt: str = SYSTEM_PROMPT) -> list[Message]:
     """The messages that every attempt at `scenario` begins with."""
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": scenario.task}]
+    return [{"role": "system", "content": system_prompt}, {"role": "user", "content": scenario.task}]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class RolloutConfig:
     temperature: float = 1.0
     max_result_tokens: int = 256
     """Tokens of one tool result that the model is shown."""
+    system_prompt: str = SYSTEM_PROMPT
 
 
 async def load_agent(
@@ -98,7 +99,7 @@ class Agent:
         return trajectory.finish()
 
     async def _attempt(self, session: Caller, scenario: Scenario, seed: int, greedy: bool) -> None:
-        messages = opening(scenario)
+        messages = opening(scenario, self.config.system_prompt)
         trajectory = auto_trajectory(required=True)
         trajectory.metadata |= {"scenario_id": scenario.id, "kind": scenario.kind, "seed": seed, "tool_results": []}
         end, turn, tokens, invalid = EndReason.MAX_TURNS, 0, 0, 0

@@ -11,61 +11,24 @@ from __future__ import annotations
 
 import itertools
 import resource
-import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from art_core.agent_loop import choose
-from art_core.errors import ConfigError
-from art_core.gather import gather_trajectory_groups
-from art_core.types import Trajectory, TrajectoryGroup
+from art_core.errors import ARTError, ConfigError
 from mcp_rl import config as options
 from mcp_rl import records
+from mcp_rl.comparison import attempts_of, compare
 from mcp_rl.config import TrainConfig
-from mcp_rl.console import Display, clock, quiet_libraries
-from mcp_rl.evaluate import evaluate, rollout_seed
-from mcp_rl.records import EvalRecord, Phase, RunFolder, Stage, StepRecord, Summary
-from mcp_rl.rollout import Agent, load_agent
-from mcp_rl.scenarios import KINDS, MIX, Scenario, generate, load, save
+from mcp_rl.console import Display, clock
+from mcp_rl.evaluate import evaluate
+from mcp_rl.judging import require_judge
+from mcp_rl.records import EvalRecord, RunFolder, Stage, Summary
+from mcp_rl.run import Run, open_run
+from mcp_rl.steps import record_progress, train_steps
 from mcp_rl.warmup import demonstrations
-
-if TYPE_CHECKING:
-    from art_backend import LocalBackend
-    from art_core.models import TrainableModel
-    from mcp_rl.client import MCPServer
 
 WARMUP_BATCH = 6
 """Demonstrations a supervised step."""
-MAX_EXCEPTIONS = 0.25
-"""Share of a step's rollouts that may fail (a lost server, a dead engine) before the run stops."""
-
-
-@dataclass
-class Run:
-    """A run under way: everything its phases share."""
-
-    config: TrainConfig
-    folder: RunFolder
-    server: MCPServer
-    scenarios: list[Scenario]
-    backend: LocalBackend
-    model: TrainableModel
-    agent: Agent
-    display: Display
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def first_step(self) -> int:
-        """The policy version that enters GRPO: 0 is the bare model, the warm-up makes version 1."""
-        return 1 if self.config.warmup_steps else 0
-
-    def split(self, name: str) -> list[Scenario]:
-        """The scenarios of `train` or `held_out`."""
-        return [scenario for scenario in self.scenarios if scenario.split == name]
 
 
 async def train(config: TrainConfig, display: Display) -> Summary:
@@ -82,82 +45,19 @@ async def train(config: TrainConfig, display: Display) -> Summary:
     options.prepare_output(config)
     if (recorded := folder.read_config()) is not None:
         options.check_resumable(config, recorded)
-    async with _open(config, folder, display) as run:
+    if config.judge is not None:
+        done = sum(step.phase is records.Phase.GRPO for step in folder.read_steps())
+        await require_judge(config.judge, config.judge_url, needed=done < config.steps)
+    async with open_run(config, folder, display) as run:
         evaluations = {Stage.BASE: await _evaluate(run, Stage.BASE, 0)}
         await _warm_up(run)
         if run.first_step:
             evaluations[Stage.BEFORE] = await _evaluate(run, Stage.BEFORE, run.first_step)
         else:
             evaluations[Stage.BEFORE] = evaluations[Stage.BASE]
-        await _grpo(run)
+        await train_steps(run)
         evaluations[Stage.AFTER] = await _evaluate(run, Stage.AFTER, run.first_step + config.steps)
         return await _finish(run, evaluations)
-
-
-@asynccontextmanager
-async def _open(config: TrainConfig, folder: RunFolder, display: Display) -> AsyncIterator[Run]:
-    """Connect first, load the model last: a wrong URL must not cost a model load."""
-    from mcp_rl.client import MCPServer
-
-    server = MCPServer(
-        config.server,
-        connect_timeout=config.connect_timeout,
-        call_timeout=config.call_timeout,
-        tools=config.tools,
-        exclude=config.exclude_tools,
-        allow_destructive=config.allow_destructive,
-    )
-    async with server:
-        scenarios = await _scenarios(config, folder, server, display)
-        from art_backend import AdapterConfig, LocalBackend
-        from art_backend.base_model import resolve
-        from art_backend.threads import in_own_thread
-        from art_core.models import TrainableModel
-
-        quiet_libraries()
-        await in_own_thread(resolve, config.model)  # fetched or refused before anything is written
-        folder.write_config(config)
-        backend = LocalBackend(
-            adapter=AdapterConfig(r=config.lora_rank, alpha=2 * config.lora_rank, last_layers=config.lora_layers),
-            max_batch_size=config.concurrency,
-            seed=config.seed,
-        )
-        async with backend:
-            model = TrainableModel(name="agent", project="mcp-rl", base_model=config.model, base_path=config.output)
-            display.line(f"Loading {config.model} ...", style="dim")
-            await model.register(backend)
-            agent = await load_agent(model.openai_client(), model.name, server.tools, config.model, config.rollout())
-            yield Run(config, folder, server, scenarios, backend, model, agent, display)
-
-
-async def _scenarios(config: TrainConfig, folder: RunFolder, server: MCPServer, display: Display) -> list[Scenario]:
-    """Those of the run if it has some, else those of the given file, else new ones."""
-    source = folder.scenarios if folder.scenarios.exists() else config.scenarios
-    if source is not None:
-        scenarios = load(source)
-    else:
-        display.line("Making scenarios from the server's schemas ...", style="dim")
-        kinds = [kind for kind in MIX if KINDS.index(kind) < config.max_calls]
-        scenarios = await generate(
-            server, num=config.num_scenarios, seed=config.seed, held_out=config.held_out, kinds=kinds
-        )
-    counts = {name: sum(s.split == name for s in scenarios) for name in ("train", "held_out")}
-    if not all(counts.values()):
-        raise ConfigError(
-            f"{counts['train']} train and {counts['held_out']} held-out scenarios are too few to train on: "
-            "give a server with more tools or values, or a --scenarios file with both splits."
-        )
-    unknown = {call.tool for s in scenarios for call in s.calls} - {tool.name for tool in server.tools}
-    if unknown:
-        raise ConfigError(
-            f"The scenarios call {sorted(unknown)[0]!r}, which {server.name} does not offer: make new ones."
-        )
-    save(folder.scenarios, scenarios)
-    display.line(
-        f"{server.name}: {len(server.tools)} tools over {server.transport} · {len(scenarios)} scenarios, "
-        f"{counts['train']} to train on, {counts['held_out']} held out"
-    )
-    return scenarios
 
 
 async def _evaluate(run: Run, stage: Stage, step: int) -> EvalRecord:
@@ -190,6 +90,10 @@ async def _warm_up(run: Run) -> None:
         return
     started = time.monotonic()
     shown = demonstrations(run.split("train"), run.agent, config.seed)
+    if not shown:
+        raise ConfigError(
+            "No train scenario has a solution that was tried, so none can be shown: give --warmup-steps 0."
+        )
     run.display.line(f"Warm-up: {config.warmup_steps} supervised steps ...", style="dim")
     result = await run.backend.train_sft(
         run.model,
@@ -204,100 +108,20 @@ async def _warm_up(run: Run) -> None:
     )
 
 
-async def _grpo(run: Run) -> None:
-    """The steps that are missing."""
-    total, durations = run.config.steps, []
-    if (made := await run.backend.step(run.model) - run.first_step) > total:
-        raise ConfigError(f"{run.config.output} has {made} GRPO steps already: give --steps {made} or more.")
-    while (done := await run.backend.step(run.model) - run.first_step) < total:
-        started = time.monotonic()
-        record = await _step(run, done)
-        durations.append(time.monotonic() - started)
-        left = statistics.fmean(durations[-5:]) * (total - done - 1)
-        note = "" if record.trained else f"   not trained: {record.reason}"
-        run.display.line(
-            f"Step {done + 1:>3}/{total}   reward {record.reward:.3f} ± {record.reward_std:.3f}   solved {record.success:.0%}   "
-            f"{clock(durations[-1])}, {clock(left)} left{note}"
-        )
-
-
-async def _step(run: Run, index: int) -> StepRecord:
-    """Roll out, train, publish, record: GRPO step number `index` (from 0)."""
-    config, policy = run.config, run.first_step + index
-    scenarios = run.split("train")
-    chosen = [scenarios[number] for number in choose(len(scenarios), config.scenarios_per_step, index, config.seed)]
-    started = time.monotonic()
-    groups = await _roll_out(run, chosen, policy)
-    rolled_out = time.monotonic() - started
-    trajectories = [trajectory for group in groups for trajectory in group]
-    rewards = [t.reward for t in trajectories if t.reward is not None]
-    exceptions = sum(len(group.exceptions) for group in groups)
-    extra = {
-        "train/reward": statistics.fmean(rewards),
-        "train/reward_std_dev": statistics.pstdev(rewards),
-        "train/success": statistics.fmean(t.metrics["solved"] for t in trajectories),
-        "train/exception_rate": exceptions / max(1, exceptions + len(trajectories)),
-        "train/exceptions": float(exceptions),
-        "train/completion_tokens": float(sum(t.metrics["completion_tokens"] for t in trajectories)),
-        "time/step_rollout_s": rolled_out,
-        "grpo/step": float(index + 1),
-    }
-    await run.backend.train(
-        run.model,
-        groups,
-        extra_metrics=extra,
-        learning_rate=config.learning_rate,
-        packed_sequence_length=config.packed_sequence_length,
-    )
-    _prune(run)
-    return next(record for record in _record_progress(run) if record.phase is Phase.GRPO and record.step == index + 1)
-
-
-def _record_progress(run: Run) -> list[StepRecord]:
-    """Bring the run folder up to date with the model's history, which a kill never leaves behind the checkpoint."""
-    steps = [StepRecord.from_history(entry) for entry in run.model.store.history() if "trained" in entry]
-    run.folder.write_steps(steps)
-    run.folder.write_tools(run.server)
-    run.folder.add_seconds(time.monotonic() - run.started)
-    return steps
-
-
-async def _roll_out(run: Run, scenarios: Sequence[Scenario], policy: int) -> list[TrajectoryGroup]:
-    """A group of attempts at each scenario. What was recorded for this policy before a stop is used, not made again."""
-    store, config = run.model.store, run.config
-    recorded = {
-        (t.metadata["scenario_id"], t.metadata["attempt"]): t
-        for group in store.read_trajectories("train", policy)
-        for t in group
-    }
-    with run.display.bar("rolling out", len(scenarios) * config.group_size) as bar:
-
-        async def attempt(scenario: Scenario, number: int) -> Trajectory:
-            trajectory = recorded.get((scenario.id, number))
-            if trajectory is None:
-                seed = rollout_seed(config.seed, policy, scenario, number)
-                async with run.server.session(config.isolate) as session:
-                    trajectory = await run.agent.rollout(session, scenario, seed)
-                trajectory.metadata["attempt"] = number
-                store.append_trajectories("train", policy, [trajectory])
-            bar.advance()
-            return trajectory
-
-        groups = [
-            TrajectoryGroup(
-                [attempt(scenario, number) for number in range(config.group_size)],
-                metadata={"scenario_id": scenario.id, "kind": scenario.kind},
-            )
-            for scenario in scenarios
-        ]
-        return await gather_trajectory_groups(groups, pbar_desc=None, max_exceptions=MAX_EXCEPTIONS)
-
-
-def _prune(run: Run) -> None:
-    """Keep what resume and comparison need: the first versions and the two newest; each one holds an optimizer state."""
-    checkpoints = run.backend.checkpoints(run.model)
-    steps = checkpoints.steps()
-    checkpoints.delete([step for step in steps[:-2] if step > run.first_step])
+async def _judge_outcome(run: Run, before: EvalRecord, after: EvalRecord) -> None:
+    """Let the judge compare the held-out attempts from before and after GRPO. A judge that is gone by now costs this
+    comparison and not the run; the same command tries again."""
+    known = run.folder.read_comparison()
+    if run.judge is None or (known is not None and known.step == after.step):
+        return
+    try:
+        tools = [tool.openai() for tool in run.server.tools]
+        compared = await compare(run.judge, attempts_of(before, after), tools, after.step)
+    except ARTError as error:
+        run.display.line(f"The held-out attempts were not compared by the judge: {error}", style="yellow")
+        return
+    run.folder.write_comparison(compared)
+    run.display.line(f"Held-out attempts of before and after GRPO side by side: {compared.sentence()}.")
 
 
 async def _finish(run: Run, evaluations: dict[Stage, EvalRecord]) -> Summary:
@@ -306,7 +130,7 @@ async def _finish(run: Run, evaluations: dict[Stage, EvalRecord]) -> Summary:
 
     config, last = run.config, run.first_step + run.config.steps
     base, before, after = (evaluations[stage] for stage in (Stage.BASE, Stage.BEFORE, Stage.AFTER))
-    _record_progress(run)
+    record_progress(run)
     seconds = run.folder.read_seconds()
     summary = Summary(
         **{
@@ -327,6 +151,7 @@ async def _finish(run: Run, evaluations: dict[Stage, EvalRecord]) -> Summary:
         seed=config.seed,
     )
     run.folder.write_summary(summary)
+    await _judge_outcome(run, before, after)
     build_report(config.output)
     gain = after.reward - before.reward
     run.display.line(

@@ -18,7 +18,7 @@ from mcp_rl.scenarios import Scenario
 
 def demonstration(scenario: Scenario, agent: Agent) -> Trajectory:
     """`scenario` solved: its calls one by one, the server's results as the agent would be shown them, and the answer."""
-    messages: list[Message] = opening(scenario)
+    messages: list[Message] = opening(scenario, agent.config.system_prompt)
     for number, (call, result) in enumerate(zip(scenario.calls, scenario.results, strict=True)):
         identifier = f"call_{number}"
         function = {"name": call.tool, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
@@ -35,9 +35,10 @@ def demonstration(scenario: Scenario, agent: Agent) -> Trajectory:
 
 
 def demonstrations(scenarios: Sequence[Scenario], agent: Agent, seed: int) -> list[Trajectory]:
-    """All `scenarios` solved, in a seeded order in which the tools take turns, so that any prefix covers them all."""
+    """All verified `scenarios` solved, in a seeded order in which the tools take turns, so that any prefix covers them all."""
     by_tools: dict[tuple[str, ...], list[Scenario]] = {}
-    for scenario in random.Random(seed).sample(list(scenarios), len(scenarios)):
+    verified = [scenario for scenario in scenarios if scenario.verified]
+    for scenario in random.Random(seed).sample(verified, len(verified)):
         by_tools.setdefault(tuple(call.tool for call in scenario.calls), []).append(scenario)
     order: list[Scenario] = []
     queues = [by_tools[key] for key in sorted(by_tools)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcp_rl.records import Stage
 from mcp_rl.report.data import RunData
+from mcp_rl.report.judge import JudgeStep
 from mcp_rl.report.stats import Row, moving_average
 from mcp_rl.results import sanitise
 
@@ -53,6 +54,25 @@ def bars(data: RunData, rows: Sequence[Row], *, width: float, name: str, title: 
     """Held-out reward of each row at each stage, with 95% whiskers. Width in inches."""
     with _style(name):
         return _svg(_draw_bars(data, rows[:MAX_ROWS], width), name, title)
+
+
+def judge_curve(steps: Sequence[JudgeStep], *, width: float, name: str) -> str:
+    """The judge's mean score and the mean verifiable reward of each step. Width in inches."""
+    with _style(name):
+        figure, axes = _figure(width, 2.8)
+        lines = [("judge", [(s.step, s.score) for s in steps]), ("verifiable", [(s.step, s.verifiable) for s in steps])]
+        for (label, points), (style, marker) in zip(lines, (("-", "o"), ("--", "s")), strict=True):
+            shown = [(number, value) for number, value in points if value is not None]
+            if shown:
+                axes.plot(
+                    *zip(*shown, strict=True), color=LINE, linestyle=style, marker=marker, markersize=4, label=label
+                )
+        axes.set(ylim=_range([v for _, points in lines for _, v in points if v is not None]), xlabel="GRPO step")
+        axes.set_xticks(_step_ticks(max((step.step for step in steps), default=0)))
+        axes.set_ylabel("mean of a step")
+        if axes.get_legend_handles_labels()[0]:
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, frameon=False)
+        return _svg(figure, name, "Judge and verifiable reward")
 
 
 def _draw_curve(data: RunData, width: float, height: float) -> Figure:

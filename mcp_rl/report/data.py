@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from art_core.errors import ConfigError
-from mcp_rl.records import EvalRecord, Phase, RunConfig, RunFolder, Stage, StepRecord, Summary, ToolsRecord
+from mcp_rl.judging import Judgement, read_judgements
+from mcp_rl.records import Comparison, EvalRecord, Phase, RunConfig, RunFolder, Stage, StepRecord, Summary, ToolsRecord
 from mcp_rl.scenarios.files import load as load_scenarios
 from mcp_rl.scenarios.model import Scenario
 
@@ -32,6 +33,10 @@ class RunData:
     seconds: float
     """Of the run so far; without a record, the sum of what was timed."""
     warmed_up: bool
+    judgements: list[Judgement]
+    """Groups that the judge has scored; none without a judge."""
+    comparison: Comparison | None
+    """What the judge made of the evaluations before and after GRPO."""
 
     @property
     def stages(self) -> list[Stage]:
@@ -100,6 +105,8 @@ def load_run(path: Path) -> RunData:
         summary=summary,
         seconds=summary.seconds if summary else folder.read_seconds() or timed,
         warmed_up=warmed_up,
+        judgements=read_judgements(folder.path),
+        comparison=folder.read_comparison(),
     )
 
 

@@ -34,7 +34,7 @@ def headline(data: RunData) -> str:
 
 def story(data: RunData) -> list[str]:
     """Paragraphs for below the headline: what was trained, what changed, and which part did what."""
-    return [paragraph for paragraph in (_setting(data), _outcome(data)) if paragraph]
+    return [paragraph for paragraph in (_setting(data), _rewarded(data), _outcome(data)) if paragraph]
 
 
 def _setting(data: RunData) -> str:
@@ -45,6 +45,23 @@ def _setting(data: RunData) -> str:
             f" It trained on {_count(train, 'scenario')} and was measured on {_count(held_out, 'scenario')} that it never "
             "saw in training."
         )
+    return told
+
+
+def _rewarded(data: RunData) -> str:
+    """What the reward of training was, where it was not what the evaluations measure."""
+    options = data.config.model_dump()
+    if (judge := options.get("judge")) is None:
+        return ""
+    weight = float(options.get("judge_weight", 1.0))
+    share = "was" if weight == 1 else f"was to {weight:.0%}"
+    told = (
+        f"In training the reward {share} the score that the judge {judge} gave; the held-out figures here are the "
+        "verifiable reward, by rule."
+    )
+    if data.comparison is not None:
+        sentence = data.comparison.sentence()
+        told += f" Shown the held-out attempts of before and after GRPO side by side, {sentence}."
     return told
 
 

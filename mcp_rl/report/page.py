@@ -16,6 +16,7 @@ from art_core.errors import MissingExtraError, StorageError
 from mcp_rl.console import clock
 from mcp_rl.report.data import RunData, load_run
 from mcp_rl.report.headline import headline, story, warnings
+from mcp_rl.report.judge import judge_view
 from mcp_rl.report.rollouts import choose_cases
 from mcp_rl.report.stats import rows
 from mcp_rl.report.timing import phases
@@ -54,7 +55,7 @@ def render(data: RunData) -> str:
     try:
         from markupsafe import Markup
 
-        from mcp_rl.report.charts import bars, learning_curve
+        from mcp_rl.report.charts import bars, judge_curve, learning_curve
 
         charts = {
             "wide": learning_curve(data, width=9.6, height=3.6, name="curve"),
@@ -63,6 +64,9 @@ def render(data: RunData) -> str:
         if data.evals:
             charts["tools"] = bars(data, by_tool, width=4.8, name="tools", title="Held-out reward by tool")
             charts["kinds"] = bars(data, by_kind, width=4.8, name="kinds", title="Held-out reward by kind of scenario")
+        judge = judge_view(data)
+        if judge is not None and judge.steps:
+            charts["judge"] = judge_curve(judge.steps, width=7.2, name="judge")
         template = _environment().get_template("report.html.jinja")
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"The report ({error.name})", "mcp") from None
@@ -70,6 +74,7 @@ def render(data: RunData) -> str:
         data=data,
         headline=headline(data),
         story=story(data),
+        judge=judge,
         warnings=warnings(data),
         charts={name: Markup(svg) for name, svg in charts.items()},
         breakdowns=[("Tool", by_tool), ("Kind of scenario", by_kind)],

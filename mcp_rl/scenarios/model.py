@@ -41,10 +41,11 @@ class ExpectedCall(BaseModel):
 
 
 class Scenario(BaseModel):
-    """A task with its solution, verified against the real server.
+    """A task with its solution, verified against the real server wherever that may be done freely.
 
-    `results` are the server's answers to `calls`, in order; `facts` are the strings that the final answer must contain
-    (empty when the answers change from call to call); `answer` is a model answer that contains them.
+    `results` are the server's answers to `calls`, in order (none where the calls write, and were not made); `facts` are the
+    strings that the final answer must contain (empty when the answers change from call to call); `answer` is a model
+    answer that contains them.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -57,6 +58,13 @@ class Scenario(BaseModel):
     facts: list[str]
     answer: str
     split: Split
+    difficulty: int | None = Field(default=None, ge=1, le=5)
+    """1 (easy) to 5 (hard) in the opinion of the generator that wrote the task; None: none wrote it."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether its calls were made on the server. Those of a generated task that writes are not."""
+        return len(self.results) == len(self.calls)
 
 
 def argument_key(arguments: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -30,6 +30,7 @@ class VLLMOptions:
     reasoning_parser: str | None = None
     sleep_mode: bool | None = None
     extra_args: Sequence[str] = ()
+    variables: Mapping[str, str] | None = None
     startup_timeout: float = 600.0
     hang_timeout: float = 180.0
     log_file: str | Path | None = None

@@ -92,9 +92,7 @@ def command(interpreter: Interpreter, options: Options, host: str, port: int) ->
     return [*program, *pairs, *flags, *options.extra_args]
 
 
-def environment(
-    interpreter: Interpreter, options: Options, api_key: str, base: Mapping[str, str] = os.environ
-) -> dict[str, str]:
+def environment(interpreter: Interpreter, options: Options, api_key: str, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of the server; what `base` sets of vLLM's own variables is kept."""
     result = {
         "VLLM_NO_USAGE_STATS": "1",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from art_backend.base_model import default_dtype, load_tokenizer, resolve
@@ -39,6 +40,8 @@ class VLLMEngine:
         reasoning_parser: vLLM's parser that splits thinking from the reply, e.g. `qwen3`.
         sleep_mode: whether `sleep` gives the GPU's memory back; None: where there is a GPU.
         extra_args: more arguments of vLLM's server; they win over the engine's own.
+        variables: more environment variables of vLLM's process, e.g. `{"CUDA_VISIBLE_DEVICES": "1"}` for a GPU that the
+            trainer does not use (then with `sleep_mode=False`).
         startup_timeout: seconds in which vLLM must be ready.
         hang_timeout: seconds without progress, while requests wait, after which it is restarted.
         host: address to listen on.
@@ -65,6 +68,7 @@ class VLLMEngine:
         reasoning_parser: str | None = None,
         sleep_mode: bool | None = None,
         extra_args: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
         startup_timeout: float = 600.0,
         hang_timeout: float = 180.0,
         host: str = "127.0.0.1",
@@ -80,7 +84,7 @@ class VLLMEngine:
         self._max_lora_rank, self._max_adapters, self._dtype = rank_for(max_lora_rank), max_adapters, dtype
         self._chat_template = Path(chat_template) if chat_template else None
         self._tool_call_parser, self._reasoning_parser = tool_call_parser, reasoning_parser
-        self._sleep_mode, self._extra_args = sleep_mode, tuple(extra_args)
+        self._sleep_mode, self._extra_args, self._variables = sleep_mode, tuple(extra_args), dict(variables or {})
         self._startup_timeout, self._hang_timeout = startup_timeout, hang_timeout
         self._files: tempfile.TemporaryDirectory[str] | None = None
         self._supervisor: Supervisor | None = None
@@ -143,7 +147,7 @@ class VLLMEngine:
         host = f"[{self._host}]" if ":" in self._host else self._host
         api = Api(f"http://{host}:{standin.port}", self.api_key)
         line = command(interpreter, options, self._host, standin.port)
-        variables = environment(interpreter, options, self.api_key)
+        variables = environment(interpreter, options, self.api_key, {**os.environ, **self._variables})
         say(f"Starting vLLM {interpreter.version} ({interpreter.origin}); its log is {self.log_file}.")
         supervisor = Supervisor(
             lambda: ServerProcess(line, variables, self.log_file),
