@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from art_core.llm import LLMError, StructuredLLM
 from mcp_rl.results import compact
@@ -29,10 +29,16 @@ SHOWN = 800
 """Characters of a result that the generator reads to answer a task."""
 
 
+class ProposedCall(ExpectedCall):
+    """A call as a model writes it; what it adds beside (the result it expects, say) is ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class CallTask(Draft):
     """A proposed task with the calls that should solve it."""
 
-    calls: list[ExpectedCall] = Field(min_length=1, max_length=3)
+    calls: list[ProposedCall] = Field(min_length=1, max_length=3)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from mcp_rl.scenarios.brief import CALL_RULES, RULES, data_block, request
 from mcp_rl.scenarios.compose import KIND_OF
 from mcp_rl.scenarios.drafting import ShortfallError, collect
 from mcp_rl.scenarios.dry_run import CallTask, DryRun, Tried, answer_all
-from mcp_rl.scenarios.model import Scenario, Server, Split, argument_key, scenario_id
+from mcp_rl.scenarios.model import ExpectedCall, Scenario, Server, Split, argument_key, scenario_id
 from mcp_rl.scenarios.probe import Prober
 from mcp_rl.scenarios.turns import grouped
 
@@ -93,11 +93,12 @@ def _scenarios(tried: Sequence[Tried], held_out: float, seed: int) -> list[Scena
 
 def _scenario(tried: Tried, split: Split) -> Scenario:
     draft = tried.draft
+    calls = [ExpectedCall(tool=call.tool, arguments=call.arguments) for call in draft.calls]
     return Scenario(
-        id=scenario_id(draft.task, draft.calls),
+        id=scenario_id(draft.task, calls),
         task=draft.task,
-        kind=KIND_OF[len(draft.calls)],
-        calls=draft.calls,
+        kind=KIND_OF[len(calls)],
+        calls=calls,
         results=list(tried.results),
         facts=tried.facts,
         answer=tried.answer,

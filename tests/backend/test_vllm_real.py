@@ -169,7 +169,7 @@ async def test_tools_are_shown_and_read_as_by_the_embedded_engine(
 async def test_seeds_do_not_kill_the_server(engine: VLLMEngine, client: AsyncOpenAI) -> None:
     """More prompt tokens at once than one step takes, each request with a seed."""
     await engine.publish("seeds@0", None)
-    texts = ["word " * (400 + i) for i in range(16)]
+    texts = [f"{i} " * 150 for i in range(16)]
     asked = [
         ask(client, "seeds", messages=[{"role": "user", "content": text}], seed=i, temperature=1.0)
         for i, text in enumerate(texts)

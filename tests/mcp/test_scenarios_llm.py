@@ -24,7 +24,6 @@ from art_core.llm import StructuredLLM
 from mcp_rl.client import MCPServer
 from mcp_rl.reward import score
 from mcp_rl.scenarios import (
-    ExpectedCall,
     GeneratedScenario,
     GeneratedScenarioCollection,
     Scenario,
@@ -33,7 +32,7 @@ from mcp_rl.scenarios import (
     generate_scenarios,
     load,
 )
-from mcp_rl.scenarios.dry_run import CallTask, Tried
+from mcp_rl.scenarios.dry_run import CallTask, ProposedCall, Tried
 from mcp_rl.scenarios.llm import split_by_last_call
 from tests.core.judge_server import JudgeServer, refusal
 from tests.scripted_server import JSON, Reply
@@ -291,7 +290,7 @@ async def test_max_calls() -> None:
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=30), st.floats(0, 0.9), st.integers())
 def test_cli_02_train_and_held_out_share_no_last_call(goods: list[str], held_out: float, seed: int) -> None:
     tried = [
-        Tried(CallTask(task=f"{n}", difficulty=1, calls=[ExpectedCall(tool="count", arguments={"goods": name})]))
+        Tried(CallTask(task=f"{n}", difficulty=1, calls=[ProposedCall(tool="count", arguments={"goods": name})]))
         for n, name in enumerate(goods)
     ]
     sides = split_by_last_call(tried, held_out, seed)

@@ -166,6 +166,8 @@ class Supervisor:
                 self._replace_server()
                 return
             except (EngineError, httpx.HTTPError) as error:
+                if self._stopping.is_set():
+                    return
                 log.warning("Attempt %d to restart vLLM failed: %s", attempt, error)
                 self._failure = f"vLLM ended ({reason}) and could not be started again: {error}"
             finally:
