@@ -108,20 +108,22 @@ async def _warm_up(run: Run) -> None:
     )
 
 
-async def _judge_outcome(run: Run, before: EvalRecord, after: EvalRecord) -> None:
-    """Let the judge compare the held-out attempts from before and after GRPO. A judge that is gone by now costs this
-    comparison and not the run; the same command tries again."""
-    known = run.folder.read_comparison()
-    if run.judge is None or (known is not None and known.step == after.step):
-        return
-    try:
+async def _judge_outcome(run: Run, before: EvalRecord, after: EvalRecord) -> dict[str, float]:
+    """What the judge says of the held-out attempts from before and after GRPO, for the summary; {} without a judge. One
+    that is gone by now costs this comparison and not the run: the same command tries again."""
+    if run.judge is None:
+        return {}
+    compared = run.folder.read_comparison()
+    if compared is None or compared.step != after.step:
         tools = [tool.openai() for tool in run.server.tools]
-        compared = await compare(run.judge, attempts_of(before, after), tools, after.step)
-    except ARTError as error:
-        run.display.line(f"The held-out attempts were not compared by the judge: {error}", style="yellow")
-        return
-    run.folder.write_comparison(compared)
+        try:
+            compared = await compare(run.judge, attempts_of(before, after), tools, after.step)
+        except ARTError as error:
+            run.display.line(f"The held-out attempts were not compared by the judge: {error}", style="yellow")
+            return {}
+        run.folder.write_comparison(compared)
     run.display.line(f"Held-out attempts of before and after GRPO side by side: {compared.sentence()}.")
+    return {"judge_before": compared.before, "judge_after": compared.after, "judge_wins": compared.wins}
 
 
 async def _finish(run: Run, evaluations: dict[Stage, EvalRecord]) -> Summary:
@@ -131,6 +133,7 @@ async def _finish(run: Run, evaluations: dict[Stage, EvalRecord]) -> Summary:
     config, last = run.config, run.first_step + run.config.steps
     base, before, after = (evaluations[stage] for stage in (Stage.BASE, Stage.BEFORE, Stage.AFTER))
     record_progress(run)
+    judged = await _judge_outcome(run, before, after)
     seconds = run.folder.read_seconds()
     summary = Summary(
         **{
@@ -149,9 +152,9 @@ async def _finish(run: Run, evaluations: dict[Stage, EvalRecord]) -> Summary:
         report=str(run.folder.report),
         peak_memory_gb=peak_memory_gb(),
         seed=config.seed,
+        **judged,
     )
     run.folder.write_summary(summary)
-    await _judge_outcome(run, before, after)
     build_report(config.output)
     gain = after.reward - before.reward
     run.display.line(

@@ -87,6 +87,8 @@ def test_a_judge_that_goes_away_stops_the_run_and_the_same_command_goes_on(tiny_
         mixed = [0.5 * v["score"] + 0.5 * v["verifiable"] for v in verdicts]
         assert step["reward"] == pytest.approx(sum(mixed) / len(mixed))
         assert step["metrics"]["judge/judged"] == 2
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 <= summary["judge_wins"] <= 1
     page = (run / "report.html").read_text()
     assert "The judge and the verifiable reward" in page
     assert "was to 50% the score that the judge critic gave" in page
