@@ -44,7 +44,8 @@ def parse_model(text: str) -> Candidate:
             f"{name} has no policy version {step or '(none at all)'}: it has {', '.join(map(str, steps)) or 'none'}."
         )
     version = int(step) if step else steps[-1]
-    config = TrainConfig.model_validate(recorded)
+    options = {name: value for name, value in recorded.items() if name in TrainConfig.model_fields}
+    config = TrainConfig.model_validate(options)  # the record says more: versions, when it began
     return Candidate(config.model, checkpoints.path(version), version, config.rollout())
 
 

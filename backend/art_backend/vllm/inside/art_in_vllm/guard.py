@@ -1,7 +1,7 @@
 """Starts a server and ends it when the program that asked for it is gone, however that ended.
 
 A program killed with SIGKILL cannot stop its children, and the kernel's own way (PR_SET_PDEATHSIG) follows the thread that
-forked, not the process, so a helper thread's end would take the server along. Hence this process in between: it watches
+forked, not the process, so a short thread's end would take the server along. Hence this process in between: it watches
 whose child it is. Server, its subprocesses and the guard are one process group, which is killed as a whole.
 
 Usage: `python guard.py PARENT_PID COMMAND...`
