@@ -7,9 +7,8 @@ All that differs from an ADK agent that is not trained is `model=ART(model)`.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,11 @@ from google.genai.types import (
 )
 
 from art_adk import ART, rollout
-from art_backend import LocalBackend
-from art_core import TrainableModel, Trajectory, train_agent
+from art_core import TrainableModel, train_agent
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import retrieval_task as handbook  # the task is the same for all frameworks
+from handbook_training import HELD_OUT, answer_reward, main
 
 
 def shown() -> list[Content]:
@@ -83,39 +82,6 @@ async def run_agent(model: TrainableModel, task: handbook.Task) -> str:
     return str(trajectory.metadata.get("output", ""))
 
 
-def reward(task: handbook.Task, answer: str, trajectory: Trajectory) -> float:
-    """The task's own reward."""
-    calls = [call for choice in trajectory.choices() for call in choice.message.tool_calls or ()]
-    names = [call.function.name for call in calls if call.type == "function"]
-    return float(handbook.reward(task, answer, names))
-
-
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--base-model", default="smollm2-135m")
-    parser.add_argument("--group-size", type=int, default=6)
-    parser.add_argument("--scenarios-per-step", type=int, default=2)
-    parser.add_argument("--path", type=Path, default=Path(".art"), help="folder for the run")
-    options = parser.parse_args()
-    model = TrainableModel(name="adk-agent", project="examples", base_model=options.base_model, base_path=options.path)
-    async with LocalBackend() as backend:
-        result = await train_agent(
-            run_agent,
-            handbook.TASKS[:12],
-            reward,
-            backend,
-            model=model,
-            steps=options.steps,
-            group_size=options.group_size,
-            scenarios_per_step=options.scenarios_per_step,
-            validation=handbook.TASKS[12:],
-            learning_rate=1e-4,
-        )
-    for step in result.steps:
-        print(f"step {step.step}: reward {step.reward}, trained {step.trained}")
-    print(f"validation {result.validation_before} -> {result.validation_after}, adapter in {result.checkpoint_path}")
-
-
 if __name__ == "__main__":
-    asyncio.run(main())
+    tasks, validation = handbook.TASKS[:-HELD_OUT], handbook.TASKS[-HELD_OUT:]
+    main("adk-agent", __doc__, partial(train_agent, run_agent, tasks, answer_reward, validation=validation))
