@@ -36,8 +36,8 @@ def attach_adapter(model: Any, base_model: str, shape: AdapterConfig, seed: int)
         r=shape.r,
         lora_alpha=shape.alpha,
         lora_dropout=0.0,
-        target_modules=_linear_names(model),
-        layers_to_transform=_last(model.config.num_hidden_layers, shape.last_layers),
+        target_modules=linear_names(model),
+        layers_to_transform=last_layers(model.config.num_hidden_layers, shape.last_layers),
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
@@ -53,14 +53,15 @@ def attach_adapter(model: Any, base_model: str, shape: AdapterConfig, seed: int)
     return adapter.eval()
 
 
-def _linear_names(model: Any) -> list[str]:
+def linear_names(model: Any) -> list[str]:
     """Last parts of the names of all linear layers but the head, such as `q_proj`."""
     head = model.get_output_embeddings()
     linear = (name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and part is not head)
     return sorted({name.rpartition(".")[2] for name in linear})
 
 
-def _last(layers: int, count: int | None) -> list[int] | None:
+def last_layers(layers: int, count: int | None) -> list[int] | None:
+    """Indices of the last `count` of so many layers; None: all."""
     return None if count is None else list(range(layers))[-count:]
 
 

@@ -127,6 +127,12 @@ class LocalBackend:
         engine = self._runs[folder].engine
         return Endpoint(engine.base_url, engine.api_key)
 
+    async def serve_base(self, model: TrainableModel, name: str) -> Endpoint:
+        """Serve the bare base model of the registered `model` as `name`, beside its policy versions."""
+        engine = self._run(model).engine
+        await engine.publish(name, None)
+        return Endpoint(engine.base_url, engine.api_key)
+
     async def step(self, model: TrainableModel) -> int:
         """The policy version that is being served."""
         return self._run(model).step

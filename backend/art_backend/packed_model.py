@@ -69,7 +69,7 @@ class PackedModel:
             raise
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise TrainingError(f"{name} cannot compute packed rows ({error}): use a Llama-type model.") from error
-        if not gap <= (1e-3 if model.dtype == torch.float32 else 0.1):  # nats; bfloat16 alone rounds by about 0.04
+        if not gap <= tolerated_gap(model):
             raise TrainingError(
                 f"{name} gives logprobs on a packed row that differ by {gap:.3g} nats from those of the separate sequences: "
                 "use a Llama-type model."
@@ -160,6 +160,11 @@ class PackedModel:
         """Mean difference in nats between the sequences' logprobs and those that the model gives them in one row."""
         (row,) = pack(build_trie(sequences), budget=1024)
         return float(torch.cat([(s.logprob - s.sampled_logprob).abs() for s in self.score(row)]).mean())
+
+
+def tolerated_gap(model: Any) -> float:
+    """Mean difference in nats up to which two ways to compute the same logprobs agree; bfloat16 alone rounds by 0.04."""
+    return 1e-3 if model.dtype == torch.float32 else 0.1
 
 
 def _chunks(

@@ -49,7 +49,7 @@ class PeftTrainer:
         """
         model = load_model(resolve(base_model))
         model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        self._loaded = Session(PackedModel(model), base_model, adapter, seed)
+        self._loaded = Session.attach(PackedModel(model), base_model, adapter, seed)
 
     def step(
         self, sequences: Sequence[TrainSequence], config: GRPOConfig, reference: Path | None = None

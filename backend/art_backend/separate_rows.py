@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from art_backend.packed_model import PackedModel
+from art_backend.packed_model import PackedModel, tolerated_gap
 from art_backend.packing import Row, pack
 from art_backend.protocols import TrainSequence
 from art_backend.trie import build_trie
@@ -33,7 +33,7 @@ class SeparateRows(PackedModel):
     def __init__(self, model: Any) -> None:
         self.model, self.decoder, self.head = model, model.get_decoder(), model.get_output_embeddings()
         gap = self._gap(self._example())
-        if not gap <= (1e-3 if model.dtype == torch.float32 else 0.1):  # nats, as for packed rows
+        if not gap <= tolerated_gap(model):
             raise TrainingError(
                 f"{type(model).__name__} (model type {model.config.model_type!r}) changes its logits after the head, by "
                 f"{gap:.3g} nats, which the trainer cannot compute: use a Llama-type model."

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,18 +35,22 @@ class Session:
         policy_steps: GRPO steps made (each of one or more optimizer steps): where the learning rate schedule stands.
     """
 
-    def __init__(self, packed: PackedModel, base_model: str, shape: AdapterConfig, seed: int) -> None:
-        self.packed, self.base_model, self.shape = packed, base_model, shape
-        self.adapter = attach_adapter(packed.model, base_model, shape, seed)
-        self.parameters = adapter_parameters(self.adapter)
+    def __init__(self, packed: PackedModel, adapter: Any, base_model: str, shape: AdapterConfig) -> None:
+        self.packed, self.adapter, self.base_model, self.shape = packed, adapter, base_model, shape
+        self.parameters = adapter_parameters(adapter)
         self.optimizer = torch.optim.AdamW(self.parameters.values(), betas=BETAS)
         self.steps = 0
         self.policy_steps = 0
 
+    @staticmethod
+    def attach(packed: PackedModel, base_model: str, shape: AdapterConfig, seed: int) -> Session:
+        """A session with a fresh adapter on the base model that `packed` computes; `seed` fixes its weights."""
+        return Session(packed, attach_adapter(packed.model, base_model, shape, seed), base_model, shape)
+
     def reshaped(self, shape: AdapterConfig) -> Session:
         """The same base model with a fresh adapter of another shape; this session is not to be used any more."""
         self.adapter.unload()
-        return Session(self.packed, self.base_model, shape, seed=0)
+        return Session.attach(self.packed, self.base_model, shape, seed=0)
 
     def score(self, batch: Minibatch) -> torch.Tensor:
         """The policy's logprob of each prediction (P)."""

@@ -131,8 +131,7 @@ def attach_adapter(model: Any, base_model: str, shape: AdapterConfig, seed: int,
     """
     import torch
 
-    from art_backend.adapter_files import _last as last_layers
-    from art_backend.adapter_files import _linear_names as linear_names
+    from art_backend.adapter_files import last_layers, linear_names
 
     fast = import_unsloth()
     with _prints_to_stderr(), _random_state_kept():

@@ -13,15 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
-from art_backend.adapter_files import adapter_parameters
 from art_backend.base_model import resolve
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 from art_backend.peft_trainer import PeftTrainer
 from art_backend.protocols import TrainSequence
 from art_backend.separate_rows import BUDGET, SeparateRows, packed_or_separate
-from art_backend.session import BETAS, Session
+from art_backend.session import Session
 from art_backend.unsloth_model import UnslothOptions, attach_adapter, load_base
 from art_core.errors import TrainingError
 
@@ -71,15 +68,10 @@ class UnslothSession(Session):
     """A `Session` whose base model and adapter come from Unsloth."""
 
     def __init__(self, base_model: str, shape: AdapterConfig, seed: int, options: UnslothOptions) -> None:
-        self.base_model, self.shape, self.options = base_model, shape, options
-        model = load_base(resolve(base_model), options)
-        self.adapter = attach_adapter(model, base_model, shape, seed, options)
-        self.parameters = adapter_parameters(self.adapter)
+        self.options = options
+        adapter = attach_adapter(load_base(resolve(base_model), options), base_model, shape, seed, options)
         # Only now: the proof is to hold for the model as it will be trained, with Unsloth's LoRA kernels in it.
-        self.packed = packed_or_separate(self.adapter.get_base_model())
-        self.optimizer = torch.optim.AdamW(self.parameters.values(), betas=BETAS)
-        self.steps = 0
-        self.policy_steps = 0
+        super().__init__(packed_or_separate(adapter.get_base_model()), adapter, base_model, shape)
 
     def reshaped(self, shape: AdapterConfig) -> Session:
         """The base model, loaded anew, with a fresh adapter of another shape: Unsloth's kernels refer to the layers of the

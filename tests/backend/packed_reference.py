@@ -130,3 +130,11 @@ def reference_loss(model: Any, sequences: list[TrainSequence], kind: str, low: f
             else:
                 losses.append(-new)
     return torch.stack(losses).mean()
+
+
+def assert_same_gradients(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
+    """Every LoRA matrix of the two layers has the expected gradient."""
+    assert ours.keys() == expected.keys()
+    assert len(ours) == 2 * 7 * 2
+    for name, gradient in expected.items():
+        torch.testing.assert_close(ours[name], gradient, atol=tolerance, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

@@ -44,7 +44,7 @@ def plain_policy(seed: int = 5) -> tuple[Any, dict[str, torch.nn.Parameter]]:
 
 def session(seed: int = 5) -> Session:
     """The same policy under the code under test."""
-    made = Session(PackedModel(tiny_model()), "tiny", SHAPE, seed=3)
+    made = Session.attach(PackedModel(tiny_model()), "tiny", SHAPE, seed=3)
     spread(made.parameters, seed)
     return made
 

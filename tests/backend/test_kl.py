@@ -76,7 +76,7 @@ def test_the_trained_weights_come_back_when_scoring_fails() -> None:
 
 
 def test_a_reference_of_another_shape_or_none_is_refused(tmp_path) -> None:
-    other = Session(PackedModel(tiny_model()), "tiny", AdapterConfig(r=2, alpha=8), seed=0)
+    other = Session.attach(PackedModel(tiny_model()), "tiny", AdapterConfig(r=2, alpha=8), seed=0)
     save_adapter(tmp_path / "other", other.adapter)
     own = session()
     with pytest.raises(ConfigError, match="another rank"):
