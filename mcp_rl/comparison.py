@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from art_core.errors import ARTError
 from art_core.judging import JudgeError, NothingJudgedError, ruler
 from art_core.types import Tools
+from mcp_rl.console import Display
 from mcp_rl.judging import GroupJudge
-from mcp_rl.records import Comparison, EvalRecord, Pair
+from mcp_rl.records import Comparison, EvalRecord, Pair, RunFolder
 from mcp_rl.report.stats import estimate, sampled
 
 Attempts = Sequence[Sequence[Any]]
@@ -57,6 +59,24 @@ async def compare(
         reason=reasons[0] if reasons else None,
         cost=judge.llm.usage.cost - spent,
     )
+
+
+async def compare_once(
+    judge: GroupJudge, attempts: Mapping[str, tuple[Attempts, Attempts]], tools: Tools, step: int, display: Display
+) -> Comparison | None:
+    """The comparison in the judge's run folder, made if there is none of `step` yet. A judge that is gone by now costs the
+    comparison (None, and a line that says why) and not the run: the same command tries again."""
+    folder = RunFolder(judge.folder)
+    known = folder.read_comparison()
+    if known is not None and known.step == step:
+        return known
+    try:
+        compared = await compare(judge, attempts, tools, step)
+    except ARTError as error:
+        display.line(f"The held-out attempts were not compared by the judge: {error}", style="yellow")
+        return None
+    folder.write_comparison(compared)
+    return compared
 
 
 async def _judge(judge: GroupJudge, name: str, before: Attempts, after: Attempts, tools: Tools) -> _Judged:

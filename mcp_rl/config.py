@@ -112,16 +112,24 @@ def read_rubric(path: Path | None) -> str | None:
 
 def require_local() -> None:
     """Raise MissingExtraError unless the libraries that train on this machine are installed. Imports none of them."""
-    for module in ("torch", "transformers", "peft", "safetensors", "fastapi", "uvicorn"):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(f"Training on this machine ({module})", "local")
+    modules = ("torch", "transformers", "peft", "safetensors", "fastapi", "uvicorn")
+    _require(modules, "Training on this machine", "local")
 
 
 def require_mcp() -> None:
     """Raise MissingExtraError unless the MCP client is installed."""
-    for module in ("fastmcp", "jsonschema"):
+    _require(("fastmcp", "jsonschema"), "Talking to an MCP server", "mcp")
+
+
+def require_judge_extra() -> None:
+    """Raise MissingExtraError unless language models can be asked. Imports nothing."""
+    _require(("litellm", "tenacity"), "Asking a judge or a generator model", "judge")
+
+
+def _require(modules: tuple[str, ...], what: str, extra: str) -> None:
+    for module in modules:
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(f"Talking to an MCP server ({module})", "mcp")
+            raise MissingExtraError(f"{what} ({module})", extra)
 
 
 def prepare_output(config: RunOptions) -> None:

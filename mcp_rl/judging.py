@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from art_core.files import append_lines, read_lines
 from art_core.judging import DEFAULT_RUBRIC, judge_summary, require_judged, ruler_score_group
-from art_core.judging.summary import RULER_SCORE
+from art_core.judging.summary import INDEPENDENT_REWARD, RULER_SCORE
 from art_core.llm import StructuredLLM
 from art_core.llm.cache import content_key
 from art_core.types import Trajectory, TrajectoryGroup
+from mcp_rl.config import require_judge_extra
 from mcp_rl.correlation import spearman
-from mcp_rl.preflight import preflight, require_judge_extra
+from mcp_rl.preflight import preflight
 
 if TYPE_CHECKING:
     from art_backend import LocalBackend
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 JUDGEMENTS = "judgements.jsonl"
 """In the run folder."""
-VERIFIABLE = "independent_reward"
-"""Trajectory metric: the reward that it had before it was judged."""
 LOCAL = "local"
 """As a judge's name: the run's own base model."""
 LOCAL_NAME = "judge"
@@ -90,15 +89,6 @@ async def require_judge(model: str, url: str | None, *, needed: bool = True) -> 
     require_judge_extra()
     if needed and model != LOCAL:
         await preflight(f"--judge {model}", model, url)
-
-
-async def judge_by_engine(judge: GroupJudge, backend: LocalBackend, model: TrainableModel) -> GroupJudge:
-    """`judge` with the base model of the registered `model` as its model: the same engine serves it, and training does
-    not change it. The engine's context is short, so the prompts are."""
-    engine = backend._run(model).engine  # which endpoint serves a model is the backend's own matter so far
-    await engine.publish(LOCAL_NAME, None)
-    llm = judge_llm(LOCAL_NAME, engine.base_url, engine.api_key, temperature=0.0, max_tokens=LOCAL_TOKENS)
-    return replace(judge, llm=llm, limits={**judge.limits, **LOCAL_LIMITS})
 
 
 @dataclass
@@ -159,11 +149,11 @@ class GroupJudge:
 
 
 def _judgement(key: str, policy: int, judged: TrajectoryGroup) -> Judgement:
-    names = (RULER_SCORE, "ruler_spread", "addresses_judge", VERIFIABLE)
+    names = (RULER_SCORE, "ruler_spread", "addresses_judge", INDEPENDENT_REWARD)
     verdicts = [
         Verdict(
             score=t.metrics[RULER_SCORE],
-            verifiable=t.metrics.get(VERIFIABLE),
+            verifiable=t.metrics.get(INDEPENDENT_REWARD),
             metrics={name: float(t.metrics[name]) for name in names if name in t.metrics},
             log=t.logs[-1],
         )
@@ -186,10 +176,25 @@ def judge_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     }
     if judged:
         metrics["judge/score"] = statistics.fmean(m[RULER_SCORE] for m in judged)
-    both = [m for m in judged if VERIFIABLE in m]
+    both = [m for m in judged if INDEPENDENT_REWARD in m]
     if both:
-        metrics["judge/verifiable"] = statistics.fmean(m[VERIFIABLE] for m in both)
-        together = spearman([m[RULER_SCORE] for m in both], [m[VERIFIABLE] for m in both])
+        metrics["judge/verifiable"] = statistics.fmean(m[INDEPENDENT_REWARD] for m in both)
+        together = spearman([m[RULER_SCORE] for m in both], [m[INDEPENDENT_REWARD] for m in both])
         if together is not None:
             metrics["judge/correlation"] = together
     return metrics
+
+
+async def open_judge(
+    name: str, url: str | None, folder: Path, backend: LocalBackend, model: TrainableModel, **options: Any
+) -> GroupJudge:
+    """The judge `name` of a run, with `options` of `GroupJudge`.
+
+    `local` is the base model of the registered `model`: the same engine serves it, and training does not change it. The
+    engine's context is short, so the prompts are.
+    """
+    if name != LOCAL:
+        return GroupJudge(judge_llm(name, url), folder, **options)
+    endpoint = await backend.serve_base(model, LOCAL_NAME)
+    llm = judge_llm(LOCAL_NAME, endpoint.base_url, endpoint.api_key, temperature=0.0, max_tokens=LOCAL_TOKENS)
+    return GroupJudge(llm, folder, limits=LOCAL_LIMITS, **options)

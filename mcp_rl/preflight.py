@@ -5,23 +5,16 @@ A missing key, a wrong name or a dead address is known after a second this way, 
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
-from art_core.errors import ConfigError, MissingExtraError
+from art_core.errors import ConfigError
 from art_core.llm import EndpointError
 from art_core.llm.wire import complete
+from mcp_rl.config import require_judge_extra
 
 SECONDS = 30.0
 _ONLY_TOO_SHORT = re.compile(r"max_(completion_)?tokens|output limit", re.IGNORECASE)
 """What a reasoning model says about a single token: it is there, and the key is right."""
-
-
-def require_judge_extra() -> None:
-    """Raise MissingExtraError unless language models can be asked. Imports nothing."""
-    for module in ("litellm", "tenacity"):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(f"Asking a judge or a generator model ({module})", "judge")
 
 
 async def preflight(option: str, model: str, base_url: str | None) -> None:

@@ -12,7 +12,7 @@ from art_core.errors import ConfigError
 from art_core.judging import DEFAULT_RUBRIC
 from mcp_rl.config import TrainConfig
 from mcp_rl.console import Display, quiet_libraries
-from mcp_rl.judging import LOCAL, GroupJudge, judge_by_engine, judge_llm
+from mcp_rl.judging import GroupJudge, open_judge
 from mcp_rl.records import RunFolder
 from mcp_rl.rollout import Agent, load_agent
 from mcp_rl.scenarios import KINDS, MIX, Scenario, generate, load, save
@@ -88,14 +88,16 @@ async def open_run(config: TrainConfig, folder: RunFolder, display: Display) -> 
 async def _judge(config: TrainConfig, backend: LocalBackend, model: TrainableModel) -> GroupJudge | None:
     if config.judge is None:
         return None
-    judge = GroupJudge(
-        judge_llm(config.judge, config.judge_url),
+    return await open_judge(
+        config.judge,
+        config.judge_url,
         config.output,
+        backend,
+        model,
         weight=config.judge_weight,
         rubric=config.judge_rubric or DEFAULT_RUBRIC,
         votes=config.judge_votes,
     )
-    return await judge_by_engine(judge, backend, model) if config.judge == LOCAL else judge
 
 
 async def _load_scenarios(

@@ -14,10 +14,10 @@ import resource
 import sys
 import time
 
-from art_core.errors import ARTError, ConfigError
+from art_core.errors import ConfigError
 from mcp_rl import config as options
 from mcp_rl import records
-from mcp_rl.comparison import attempts_of, compare
+from mcp_rl.comparison import attempts_of, compare_once
 from mcp_rl.config import TrainConfig
 from mcp_rl.console import Display, clock
 from mcp_rl.evaluate import evaluate
@@ -109,19 +109,13 @@ async def _warm_up(run: Run) -> None:
 
 
 async def _judge_outcome(run: Run, before: EvalRecord, after: EvalRecord) -> dict[str, float]:
-    """What the judge says of the held-out attempts from before and after GRPO, for the summary; {} without a judge. One
-    that is gone by now costs this comparison and not the run: the same command tries again."""
+    """What the judge says of the held-out attempts from before and after GRPO, for the summary; {} without a verdict."""
     if run.judge is None:
         return {}
-    compared = run.folder.read_comparison()
-    if compared is None or compared.step != after.step:
-        tools = [tool.openai() for tool in run.server.tools]
-        try:
-            compared = await compare(run.judge, attempts_of(before, after), tools, after.step)
-        except ARTError as error:
-            run.display.line(f"The held-out attempts were not compared by the judge: {error}", style="yellow")
-            return {}
-        run.folder.write_comparison(compared)
+    tools = [tool.openai() for tool in run.server.tools]
+    compared = await compare_once(run.judge, attempts_of(before, after), tools, after.step, run.display)
+    if compared is None:
+        return {}
     run.display.line(f"Held-out attempts of before and after GRPO side by side: {compared.sentence()}.")
     return {"judge_before": compared.before, "judge_after": compared.after, "judge_wins": compared.wins}
 

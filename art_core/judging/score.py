@@ -16,7 +16,7 @@ from art_core.judging.errors import JudgeError
 from art_core.judging.injection import addresses_judge
 from art_core.judging.panel import Judgement, Opinion, Panel, judge_group
 from art_core.judging.rubric import DEFAULT_RUBRIC
-from art_core.judging.summary import JUDGE_ERROR, RULER_SCORE
+from art_core.judging.summary import INDEPENDENT_REWARD, JUDGE_ERROR, RULER_SCORE
 from art_core.judging.verdict import TrajectoryScore
 from art_core.llm.structured import StructuredLLM
 from art_core.llm.usage import Usage
@@ -164,7 +164,7 @@ def _unscored(group: TrajectoryGroup, reason: str, usage: Usage) -> TrajectoryGr
 
 
 def _kept(trajectory: Trajectory) -> dict[str, float | int | bool]:
-    had = {} if trajectory.reward is None else {"independent_reward": trajectory.reward}
+    had = {} if trajectory.reward is None else {INDEPENDENT_REWARD: trajectory.reward}
     return {**had, **trajectory.metrics}  # of a group that is judged again, the first reward stays
 
 

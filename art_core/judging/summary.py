@@ -11,6 +11,8 @@ from art_core.types import TrajectoryGroup
 
 RULER_SCORE = "ruler_score"
 """Trajectory metric: the judge's score."""
+INDEPENDENT_REWARD = "independent_reward"
+"""Trajectory metric: the reward that it had before it was judged."""
 JUDGE_ERROR = "judge_error"
 """Group metadata: why the group is unscored."""
 

@@ -15,10 +15,10 @@ from art_core.files import read_json, write_json
 from mcp_rl import config as options
 from mcp_rl.art.chat import train_chat
 from mcp_rl.art.config import AutoConfig
-from mcp_rl.art.plan import Plan, make_plan
+from mcp_rl.art.plan import PLAN, Plan, make_plan
 from mcp_rl.console import Display
 from mcp_rl.judging import judge_llm, require_judge
-from mcp_rl.preflight import preflight, require_judge_extra
+from mcp_rl.preflight import preflight
 from mcp_rl.records import RunFolder
 from mcp_rl.scenarios.files import save
 from mcp_rl.scenarios.make import make_scenarios
@@ -48,7 +48,7 @@ async def auto(config: AutoConfig, display: Display) -> AutoResult:
         ARTError: with one sentence, before any model is loaded where the cause can be known before.
     """
     options.require_local()
-    require_judge_extra()
+    options.require_judge_extra()
     if config.tools:
         options.require_mcp()
     if not config.resume and (aside := options.set_aside(config.output)):
@@ -63,11 +63,11 @@ async def auto(config: AutoConfig, display: Display) -> AutoResult:
     if config.tools:
         return await _with_tools(config, plan, display)
     summary = await train_chat(config, plan, display)
-    return AutoResult(summary.outcome, summary.checkpoint, summary.report, str(config.output / "plan.json"))
+    return AutoResult(summary.outcome, summary.checkpoint, summary.report, str(config.output / PLAN))
 
 
 async def _plan(config: AutoConfig, display: Display) -> Plan:
-    if not (config.output / "plan.json").exists():
+    if not (config.output / PLAN).exists():
         await preflight(f"--generator {config.generator}", config.generator, config.generator_url)
         display.line(f"{config.generator} writes the system prompt, the rubric and the inputs ...", style="dim")
     plan = await make_plan(config, judge_llm(config.generator, config.generator_url))
@@ -97,7 +97,7 @@ async def _with_tools(config: AutoConfig, plan: Plan, display: Display) -> AutoR
     summary = await train(config.train_config(server, path, plan.system_prompt, plan.rubric), display)
     compared = RunFolder(config.output).read_comparison()
     outcome = compared.sentence() if compared else "the judge did not compare the held-out attempts"
-    return AutoResult(outcome, summary.checkpoint, summary.report, str(config.output / "plan.json"))
+    return AutoResult(outcome, summary.checkpoint, summary.report, str(config.output / PLAN))
 
 
 def _unfinished(path: Path) -> Path:

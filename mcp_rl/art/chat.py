@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from art_core.agent_loop import train_agent
-from art_core.errors import ARTError
 from art_core.files import write_json
 from art_core.models import TrainableModel
 from mcp_rl.art.config import AutoConfig
@@ -13,10 +12,9 @@ from mcp_rl.art.judging_backend import JudgingBackend
 from mcp_rl.art.plan import Plan
 from mcp_rl.art.report import build_auto_report
 from mcp_rl.art.summary import AutoSummary
-from mcp_rl.comparison import Attempts, compare
+from mcp_rl.comparison import Attempts, compare_once
 from mcp_rl.console import Display, quiet_libraries
-from mcp_rl.judging import LOCAL, GroupJudge, judge_by_engine, judge_llm
-from mcp_rl.records import Comparison, RunFolder
+from mcp_rl.judging import open_judge
 
 VALIDATION = "val"
 
@@ -35,10 +33,9 @@ async def train_chat(config: AutoConfig, plan: Plan, display: Display) -> AutoSu
         model = TrainableModel(name="agent", project="art-auto", base_model=config.model, base_path=config.output)
         display.line(f"Loading {config.model} ...", style="dim")
         await model.register(backend)
-        judge = GroupJudge(
-            judge_llm(config.judge, config.judge_url), config.output, rubric=plan.rubric, votes=config.judge_votes
+        backend.judge = await open_judge(
+            config.judge, config.judge_url, config.output, local, model, rubric=plan.rubric, votes=config.judge_votes
         )
-        backend.judge = await judge_by_engine(judge, local, model) if config.judge == LOCAL else judge
         result = await train_agent(
             _agent(config, plan),
             plan.train,
@@ -52,14 +49,17 @@ async def train_chat(config: AutoConfig, plan: Plan, display: Display) -> AutoSu
             seed=config.seed,
             learning_rate=config.learning_rate,
         )
-        compared = await _compare(backend.judge, model, plan, result.step, display)
+        before, after = attempts(model, plan, 0), attempts(model, plan, result.step)
+        pairs: dict[str, tuple[Attempts, Attempts]] = {
+            text: (before[text], after[text]) for text in plan.held_out if text in before and text in after
+        }
+        compared = await compare_once(backend.judge, pairs, [], result.step, display)
         checkpoint = str(local.checkpoints(model).path(result.step))
-    summary = AutoSummary(steps=config.steps, checkpoint=checkpoint, report=str(config.output / "report.html"))
-    summary = summary.model_copy(update={"comparison": compared})
-    write_json(config.output / "summary.json", summary.model_dump(mode="json"))
-    build_auto_report(
-        config, plan, summary, model.store.history(), attempts(model, plan, 0), attempts(model, plan, result.step)
+    summary = AutoSummary(
+        steps=config.steps, checkpoint=checkpoint, report=str(config.output / "report.html"), comparison=compared
     )
+    write_json(config.output / "summary.json", summary.model_dump(mode="json"))
+    build_auto_report(config, plan, summary, model.store.history(), before, after)
     display.line(
         f"In {config.steps} steps {summary.outcome}.\nReport: {summary.report}\nAdapter: {checkpoint}", style="bold"
     )
@@ -76,27 +76,6 @@ def _agent(config: AutoConfig, plan: Plan) -> Any:
         )
 
     return agent
-
-
-async def _compare(
-    judge: GroupJudge, model: TrainableModel, plan: Plan, step: int, display: Display
-) -> Comparison | None:
-    """A judge that is gone by now costs the comparison and not the run: the same command tries again."""
-    folder = RunFolder(judge.folder)
-    known = folder.read_comparison()
-    if known is not None and known.step == step:
-        return known
-    before, after = attempts(model, plan, 0), attempts(model, plan, step)
-    pairs: dict[str, tuple[Attempts, Attempts]] = {
-        text: (before[text], after[text]) for text in plan.held_out if text in before and text in after
-    }
-    try:
-        compared = await compare(judge, pairs, [], step)
-    except ARTError as error:
-        display.line(f"Base and trained model were not compared by the judge: {error}", style="yellow")
-        return None
-    folder.write_comparison(compared)
-    return compared
 
 
 def attempts(model: TrainableModel, plan: Plan, step: int) -> dict[str, list[list[Any]]]:

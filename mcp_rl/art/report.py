@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.errors import MissingExtraError, StorageError
+from art_core.errors import MissingExtraError
 from mcp_rl.art.config import AutoConfig
 from mcp_rl.art.plan import Plan
 from mcp_rl.art.summary import AutoSummary
-from mcp_rl.report.page import mask
+from mcp_rl.report.page import environment, mask, write_page
 from mcp_rl.results import sanitise
 
 MOST_CASES = 6
@@ -41,18 +41,11 @@ def build_auto_report(
 ) -> Path:
     """Write `report.html` into the run folder and return its path. Raises MissingExtraError, StorageError."""
     try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
+        template = environment("mcp_rl.art").get_template("auto.html.jinja")
     except ModuleNotFoundError as error:
         raise MissingExtraError("The report (jinja2)", "mcp") from error
-    environment = Environment(
-        loader=PackageLoader("mcp_rl.art", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     options = config.model_dump(mode="json", exclude={"task"})
-    page = environment.get_template("auto.html.jinja").render(
+    page = template.render(
         config=[(name.replace("_", " "), mask(str(value))) for name, value in options.items() if value is not None],
         plan=plan,
         plan_author=config.generator,
@@ -60,12 +53,7 @@ def build_auto_report(
         steps=[dict(record) for record in history if "trained" in record],
         cases=_cases(summary, before, after),
     )
-    target = config.output / "report.html"
-    try:
-        target.write_text(sanitise(page), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{target} cannot be written ({error.strerror}): make the run folder writable.") from None
-    return target
+    return write_page(config.output / "report.html", sanitise(page))
 
 
 def _cases(

@@ -40,8 +40,11 @@ def build_report(run: Path) -> Path:
         StorageError: the folder cannot be written.
     """
     data = load_run(Path(run))
-    page = render(data)
-    target = data.folder.report
+    return write_page(data.folder.report, render(data))
+
+
+def write_page(target: Path, page: str) -> Path:
+    """Write a report and return its path. Raises StorageError."""
     try:
         target.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -67,7 +70,7 @@ def render(data: RunData) -> str:
         judge = judge_view(data)
         if judge is not None and judge.steps:
             charts["judge"] = judge_curve(judge.steps, width=7.2, name="judge")
-        template = _environment().get_template("report.html.jinja")
+        template = environment("mcp_rl.report").get_template("report.html.jinja")
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"The report ({error.name})", "mcp") from None
     html = template.render(
@@ -86,18 +89,19 @@ def render(data: RunData) -> str:
     return sanitise(html)
 
 
-def _environment() -> Environment:
+def environment(package: str) -> Environment:
+    """Templates that lie in `package`: all text is escaped, and a missing variable is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("mcp_rl.report", "."),
+    made = Environment(
+        loader=PackageLoader(package, "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"clock": clock, "signed": _signed, "count": _count}
-    return environment
+    made.filters |= {"clock": clock, "signed": _signed, "count": _count}
+    return made
 
 
 def _signed(value: float) -> str:

@@ -18,12 +18,10 @@ from mcp_rl.results import compact
 from mcp_rl.scenarios.brief import SYSTEM
 from mcp_rl.scenarios.drafting import Draft
 from mcp_rl.scenarios.facts import contains, is_empty, read_result
-from mcp_rl.scenarios.model import ExpectedCall, Server, argument_key
+from mcp_rl.scenarios.model import MAX_ARGUMENTS, ExpectedCall, Server, argument_key
 from mcp_rl.scenarios.probe import FAILURE, MAX_AT_ONCE, Findings
 from mcp_rl.scenarios.propose import MAX_RESULT
 
-MAX_ARGUMENTS = 300
-"""Characters of a call's arguments: a small model has to copy them."""
 MAX_FACT = 60
 SHOWN = 800
 """Characters of a result that the generator reads to answer a task."""
@@ -54,19 +52,21 @@ class Tried:
 
 
 class DryRun:
-    """Tries tasks on a connected server. `readable`: names of the tools that may be called freely."""
+    """Tries tasks on a connected server. `readable`: names of the tools that may be called freely; `max_calls`: most calls
+    that a task may need."""
 
-    def __init__(self, server: Server, findings: Findings, readable: Sequence[str]) -> None:
+    def __init__(self, server: Server, findings: Findings, readable: Sequence[str], max_calls: int) -> None:
         self._server, self._changing, self._readable = server, findings.changing, set(readable)
-        self._tools = {tool.name: tool for tool in server.tools}
+        self._tools, self._max_calls = {tool.name: tool for tool in server.tools}, max_calls
         self._gate = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def check_all(self, drafts: Sequence[CallTask]) -> list[Tried | str]:
         """Of each task what trying it gave, or why it is dropped. Raises ServerError when the server is lost."""
-        return list(await asyncio.gather(*[self.check(draft) for draft in drafts]))
+        return list(await asyncio.gather(*[self._check(draft) for draft in drafts]))
 
-    async def check(self, draft: CallTask) -> Tried | str:
-        """The same for one task."""
+    async def _check(self, draft: CallTask) -> Tried | str:
+        if len(draft.calls) > self._max_calls:
+            return f"it needs more than {self._max_calls} calls"
         for call in draft.calls:
             if (tool := self._tools.get(call.tool)) is None:
                 return f"there is no tool {call.tool!r}"

@@ -9,15 +9,12 @@ from datetime import date
 
 from art_core.errors import ConfigError
 from mcp_rl.scenarios.compose import Composer, Draft
-from mcp_rl.scenarios.model import KINDS, MIX, Kind, Scenario, Server, Split, argument_key
+from mcp_rl.scenarios.model import KINDS, MAX_ARGUMENTS, MIX, Kind, Scenario, Server, Split, argument_key
 from mcp_rl.scenarios.probe import Findings, Observation, Prober
 from mcp_rl.scenarios.propose import MAX_RESULT
 from mcp_rl.scenarios.split import Chooser, assign
 
 logger = logging.getLogger(__name__)
-
-MAX_ARGUMENTS = 300
-"""Characters of the arguments of a call in a scenario: a small model has to copy them."""
 
 
 async def generate(

@@ -62,7 +62,7 @@ async def generate_by_llm(
         raise ConfigError(f"num={num}, held_out={held_out}, max_calls={max_calls}: give num >= 1, held_out in [0, 1).")
     prober = Prober(server, random.Random(f"{seed}/probe"), MAX_PROBES, allow_unannotated)
     findings = await prober.run()
-    dry_run = DryRun(server, findings, [tool.name for tool in prober.tools])
+    dry_run = DryRun(server, findings, [tool.name for tool in prober.tools], max_calls)
     data = data_block(list(server.tools), findings, offers)
 
     def ask(wanted: int, told: Sequence[str], dropped: Sequence[str]) -> list[Message]:
@@ -70,10 +70,7 @@ async def generate_by_llm(
         return request(data, f"{RULES}\n{CALL_RULES}{limit}", wanted, told, dropped, instructions)
 
     async def accept(drafts: Sequence[CallTask]) -> list[Tried | str]:
-        tried = [
-            f"it needs more than {max_calls} calls" if len(draft.calls) > max_calls else await dry_run.check(draft)
-            for draft in drafts
-        ]
+        tried = await dry_run.check_all(drafts)
         answered = iter(await answer_all(llm, [one for one in tried if isinstance(one, Tried)]))
         return [one if isinstance(one, str) else next(answered) for one in tried]
 

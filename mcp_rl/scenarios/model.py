@@ -24,6 +24,10 @@ MIX: tuple[Kind, ...] = ("single", "chain2", "single", "chain2", "single", "chai
 """Half of the scenarios need one call, a third two, a sixth three: a small model learns the short ones first."""
 
 
+MAX_ARGUMENTS = 300
+"""Characters of the arguments of a call in a scenario: a small model has to copy them."""
+
+
 class Server(Caller, Protocol):
     """A connected server."""
 
