@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import assert_help_is_light, sentence_of
+
 SERVER = Path(__file__).parents[2] / "examples" / "sql_agent" / "server.py"
 
 
@@ -18,10 +20,7 @@ def mcp_rl(*arguments: str, timeout: float = 60, env: dict[str, str] | None = No
 
 
 def assert_one_sentence(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
-    message = result.stderr.strip().splitlines()[-1]
-    assert message.startswith("Error: ")
+    message = sentence_of(result)
     assert all(word.lower() in message.lower() for word in words), message
     assert "Loading" not in result.stderr, "no model may be loaded before this is known"
 
@@ -87,17 +86,4 @@ def test_an_option_out_of_range() -> None:
 
 @pytest.mark.parametrize("command", [[], ["train"], ["inspect"], ["scenarios"], ["eval"], ["report"]])
 def test_cli_01_help_answers_without_heavy_imports(command: list[str]) -> None:
-    code = textwrap.dedent(f"""
-        import sys
-        sys.argv = ["mcp-rl", *{command!r}, "--help"]
-        from mcp_rl.cli import main
-        try:
-            main()
-        except SystemExit as stop:
-            assert stop.code == 0
-        heavy = {{"torch", "transformers", "litellm", "openai", "fastmcp", "langchain_core", "crewai", "vllm", "unsloth"}}
-        assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
-        """)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert "Usage" in result.stdout
+    assert_help_is_light("mcp-rl", "mcp_rl.cli", command)

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.commands import assert_help_is_light, sentence_of
 from tests.core.judge_server import JudgeServer, verdict
 from tests.mcp.test_judge_check import GROUPS, quality
 from tests.scripted_server import JSON, Reply
@@ -29,34 +29,13 @@ def art(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[st
     )
 
 
-def sentence(result: subprocess.CompletedProcess[str]) -> str:
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
-    message = result.stderr.strip().splitlines()[-1]
-    assert message.startswith("Error: "), result.stderr
-    return message
-
-
 @pytest.mark.parametrize("command", [[], ["judge-check"], ["auto"], ["doctor"], ["vllm"], ["vllm", "install"]])
 def test_cli_01_help_answers_without_heavy_imports(command: list[str]) -> None:
-    code = textwrap.dedent(f"""
-        import sys
-        sys.argv = ["art", *{command!r}, "--help"]
-        from mcp_rl.art.cli import main
-        try:
-            main()
-        except SystemExit as stop:
-            assert stop.code == 0
-        heavy = {{"torch", "transformers", "litellm", "openai", "fastmcp", "langchain_core", "crewai", "vllm", "unsloth"}}
-        assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
-        """)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert "Usage" in result.stdout
+    assert_help_is_light("art", "mcp_rl.art.cli", command)
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    assert "cannot be read" in sentence(art("judge-check", str(tmp_path / "none.jsonl"), "--judge", "x"))
+    assert "cannot be read" in sentence_of(art("judge-check", str(tmp_path / "none.jsonl"), "--judge", "x"))
 
 
 @pytest.mark.slow
@@ -80,9 +59,9 @@ def test_judge_check_prints_and_writes_json(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_cli_02_auto_without_a_key_or_a_judge(tmp_path: Path) -> None:
     options = ("auto", "Say hi", "--generator", "openai/gpt-4.1-mini", "--output", str(tmp_path / "run"), "--judge")
-    message = sentence(art(*options, "openai/gpt-4.1-mini"))
+    message = sentence_of(art(*options, "openai/gpt-4.1-mini"))
     assert "--judge openai/gpt-4.1-mini cannot be used" in message
-    message = sentence(art(*options, "critic", "--judge-url", "http://127.0.0.1:9/v1"))
+    message = sentence_of(art(*options, "critic", "--judge-url", "http://127.0.0.1:9/v1"))
     assert "http://127.0.0.1:9/v1" in message
     assert not (tmp_path / "run" / "plan.json").exists()
 
