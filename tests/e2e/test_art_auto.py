@@ -22,7 +22,10 @@ pytestmark = [
     pytest.mark.skipif(find_spec("litellm") is None, reason="needs the extra judge"),
 ]
 RUBRIC = {"criteria": ["The answer is short.", "It says something.", "It is polite."]}
-TOPICS = ["rain", "bread", "chess", "bees", "maps", "tea", "trains", "stars", "cats", "paper", "salt", "clocks"]
+TOPICS = [
+    *("rain", "bread", "chess", "bees", "maps", "tea", "trains", "stars", "cats", "paper", "salt", "clocks"),
+    *("snow", "glass", "horses", "music", "gold", "bridges", "soup", "wind", "books", "wool", "ships", "apples"),
+]
 
 
 def generator(body: JSON) -> Reply:
@@ -73,12 +76,13 @@ def mean_length(run: Path, step: int) -> float:
 
 def test_the_policy_moves_to_what_the_judge_prefers_on_held_out_inputs(smollm2: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = {"steps": 6, "learning-rate": 1e-3, "lora-layers": 10, "eval-samples": 4, "scenarios-per-step": 3}
+    # Sampling is not seeded here, so the setting is one in which the change is far larger than its noise.
+    options = {"steps": 10, "learning-rate": 1e-3, "lora-layers": 10, "eval-samples": 4, "scenarios-per-step": 3}
     with JudgeServer(generator) as writer, JudgeServer(prefers_short) as judge:
         done = command(run, smollm2, writer.base_url, judge.base_url, **options)
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
-        first, last = mean_length(run, 0), mean_length(run, 6)
+        first, last = mean_length(run, 0), mean_length(run, 10)
         assert last < 0.75 * first, (first, last)
         assert result["outcome"].startswith("the judge's score rose from"), result
 
@@ -88,7 +92,7 @@ def test_the_policy_moves_to_what_the_judge_prefers_on_held_out_inputs(smollm2: 
         assert (len(judge.requests), len(writer.requests)) == (asked[0] + 1, asked[1]), "only the sign of life"
     plan = json.loads((run / "plan.json").read_text())
     assert sorted(plan["train"] + plan["held_out"]) == sorted(TOPICS)
-    assert len(plan["held_out"]) == 3
+    assert len(plan["held_out"]) == len(TOPICS) // 4
     page = Path(result["report"]).read_text()
     assert result["outcome"] in page.replace("&#39;", "'")
     assert "1. The answer is short." in page
