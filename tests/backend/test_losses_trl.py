@@ -1,6 +1,6 @@
 """TRL as an oracle: the same ids, masks, advantages and old logprobs give the same loss and gradients, to 1e-5 in float32.
 
-TRL pads a batch and runs all of it; ours is a trie in rows. Skipped where TRL is not installed.
+TRL pads a batch and runs all of it; ours is a trie in rows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import trl
 
 from art_backend.adapter_files import adapter_parameters, attach_adapter
 from art_backend.config import GRPOConfig
@@ -17,7 +18,6 @@ from art_backend.protocols import TrainSequence
 from tests.backend.packed_reference import Sampler, tiny_model
 from tests.backend.policy_session import SHAPE, gradients, near_policy, policy_gradient, spread
 
-trl = pytest.importorskip("trl", reason="the oracle is TRL: pip install trl")
 LENGTH = 16
 WIDE = {"epsilon": 0.3, "epsilon_high": 0.4}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
