@@ -17,8 +17,9 @@ from art_core.judging import JudgeError, NothingJudgedError, ruler
 from art_core.types import Tools
 from mcp_rl.console import Display
 from mcp_rl.judging import GroupJudge
-from mcp_rl.records import Comparison, EvalRecord, Pair, RunFolder
+from mcp_rl.records import Comparison, EvalRecord, Pair
 from mcp_rl.report.stats import estimate, sampled
+from mcp_rl.run_folder import RunFolder
 
 Attempts = Sequence[Sequence[Any]]
 """Message lists."""

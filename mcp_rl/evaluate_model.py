@@ -10,8 +10,9 @@ from mcp_rl.client import MCPServer
 from mcp_rl.config import TrainConfig, require_local
 from mcp_rl.console import Display, quiet_libraries
 from mcp_rl.evaluate import evaluate
-from mcp_rl.records import EvalRecord, RunFolder, Stage
+from mcp_rl.records import EvalRecord, Stage
 from mcp_rl.rollout import RolloutConfig, load_agent
+from mcp_rl.run_folder import RunFolder
 from mcp_rl.scenarios import load
 
 

@@ -13,8 +13,8 @@ from art_core.judging import DEFAULT_RUBRIC
 from mcp_rl.config import TrainConfig
 from mcp_rl.console import Display, quiet_libraries
 from mcp_rl.judging import GroupJudge, open_judge
-from mcp_rl.records import RunFolder
 from mcp_rl.rollout import Agent, load_agent
+from mcp_rl.run_folder import RunFolder
 from mcp_rl.scenarios import KINDS, MIX, Scenario, generate, load, save
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from mcp_rl.config import TrainConfig
 from mcp_rl.console import Display, clock
 from mcp_rl.evaluate import evaluate
 from mcp_rl.judging import require_judge
-from mcp_rl.records import EvalRecord, RunFolder, Stage, Summary
+from mcp_rl.records import EvalRecord, Stage, Summary
 from mcp_rl.run import Run, open_run
+from mcp_rl.run_folder import RunFolder
 from mcp_rl.steps import record_progress, train_steps
 from mcp_rl.warmup import demonstrations
 

@@ -19,7 +19,7 @@ from mcp_rl.art.plan import PLAN, Plan, make_plan
 from mcp_rl.console import Display
 from mcp_rl.judging import judge_llm, require_judge
 from mcp_rl.preflight import preflight
-from mcp_rl.records import RunFolder
+from mcp_rl.run_folder import RunFolder
 from mcp_rl.scenarios.files import save
 from mcp_rl.scenarios.make import make_scenarios
 

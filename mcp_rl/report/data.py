@@ -11,7 +11,8 @@ from pathlib import Path
 
 from art_core.errors import ConfigError
 from mcp_rl.judging import Judgement, read_judgements
-from mcp_rl.records import Comparison, EvalRecord, Phase, RunConfig, RunFolder, Stage, StepRecord, Summary, ToolsRecord
+from mcp_rl.records import Comparison, EvalRecord, Phase, RunConfig, Stage, StepRecord, Summary, ToolsRecord
+from mcp_rl.run_folder import RunFolder
 from mcp_rl.scenarios.files import load as load_scenarios
 from mcp_rl.scenarios.model import Scenario
 

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 from pydantic import BaseModel
 
-from mcp_rl.records import EvalRecord, Phase, RolloutRecord, RunFolder, Stage, StepRecord, Summary
+from mcp_rl.records import EvalRecord, Phase, RolloutRecord, Stage, StepRecord, Summary
 from mcp_rl.report import build_report
+from mcp_rl.run_folder import RunFolder
 from mcp_rl.scenarios.files import save
 from mcp_rl.scenarios.model import ExpectedCall, Scenario
 from mcp_rl.tools import Tool

@@ -7,13 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError
-from mcp_rl.records import Phase, RolloutRecord, RunFolder, Stage, StepRecord
+from mcp_rl.records import Phase, RolloutRecord, Stage, StepRecord
 from mcp_rl.report import build_report
 from mcp_rl.report.data import load_run
 from mcp_rl.report.headline import headline, warnings
 from mcp_rl.report.page import mask
 from mcp_rl.report.rollouts import MOST, arguments_text, choose_cases, conversation
 from mcp_rl.report.stats import calls_made, estimate, gain, moving_average, rows
+from mcp_rl.run_folder import RunFolder
 from mcp_rl.tools import Tool
 from tests.mcp.report_runs import (
     Options,

@@ -9,10 +9,11 @@ import pytest
 
 from art_core.files import append_lines
 from mcp_rl.judging import JUDGEMENTS, Judgement, Verdict
-from mcp_rl.records import Comparison, Pair, RunFolder
+from mcp_rl.records import Comparison, Pair
 from mcp_rl.report import build_report
 from mcp_rl.report.data import load_run
 from mcp_rl.report.judge import judge_view
+from mcp_rl.run_folder import RunFolder
 from tests.mcp.report_runs import Options, make_run, make_step, read_page
 
 GROUPS = [[(0.8, 0.1), (0.9, 0.2)], [(0.1, 0.7), (0.2, 0.8)], [(0.5, 0.3), (0.5, 0.9)]]
