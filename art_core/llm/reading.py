@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 T = TypeVar("T", bound=BaseModel)
+_CONSTANT = re.compile(r"(?<=[\s:,\[])-?(?:NaN|Infinity)(?=\s*[,\]}])")
+"""What many serialisers write for a number that JSON does not have."""
 _FENCE = re.compile(r"```[a-zA-Z0-9_-]*\s*\n?(.*?)```", re.DOTALL)
 MOST_STARTS = 200
 """Opening braces of a text at which a document is looked for."""
@@ -37,6 +39,9 @@ def read_value(text: str, schema: type[T], check: Callable[[T], None] | None = N
     if not answer:
         raise Unreadable("it is empty")
     problem = "it holds no JSON document"
+    constant = _CONSTANT.search(
+        answer
+    )  # it breaks the document around it, of which fragments would then be complained about
     for document in documents(answer):
         try:
             value = schema.model_validate(document)
@@ -48,7 +53,7 @@ def read_value(text: str, schema: type[T], check: Callable[[T], None] | None = N
             problem = str(error)
         else:
             return value
-    raise Unreadable(problem)
+    raise Unreadable(f"{constant.group()} is no JSON: a number must be finite" if constant else problem)
 
 
 def documents(text: str) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +28,7 @@ from art_core.llm.limits import Limits
 from art_core.llm.reading import Unreadable, read_value
 from art_core.llm.retry import with_retries
 from art_core.llm.usage import Usage
-from art_core.llm.wire import Completion, complete
+from art_core.llm.wire import Completion, complete, out_of_time
 from art_core.types import Message
 
 T = TypeVar("T", bound=BaseModel)
@@ -71,6 +72,7 @@ class StructuredLLM:
         model: litellm's name, such as `openai/o3`; with a `base_url` just the name that the server knows.
         base_url, api_key: an OpenAI-compatible endpoint; None: the provider's own, with its key from the environment.
         timeout: seconds for one request.
+        deadline: seconds for a question with all its repetitions and corrections, from when its first request is sent.
         max_tokens: tokens of an answer; None: the endpoint's default. A cut-off answer is asked for once more, longer.
         temperature, seed: of the sampling; None: the endpoint's default.
         max_retries: repetitions of a request that met a busy or dead endpoint (408, 409, 429, 5xx, timeouts).
@@ -90,6 +92,7 @@ class StructuredLLM:
         base_url: str | None = None,
         api_key: str | None = None,
         timeout: float = 180.0,
+        deadline: float = 600.0,
         max_tokens: int | None = None,
         temperature: float | None = None,
         seed: int | None = None,
@@ -102,8 +105,10 @@ class StructuredLLM:
     ) -> None:
         if taken := OURS & extra.keys():
             raise ConfigError(f"{', '.join(sorted(taken))}: set by the structured call itself, leave it out.")
-        if max_retries < 0 or not timeout > 0:
-            raise ConfigError(f"max_retries={max_retries} and timeout={timeout} must be at least 0 and above 0.")
+        if max_retries < 0 or not min(timeout, deadline) > 0:
+            raise ConfigError(
+                f"max_retries={max_retries}, timeout={timeout}, deadline={deadline}: at least 0, above 0."
+            )
         self.model = model
         alias = extra.pop("api_base", None)
         self._params: dict[str, Any] = {
@@ -115,7 +120,7 @@ class StructuredLLM:
             **extra,
         }
         self._endpoint = (self._params["base_url"] or "", model)
-        self._timeout = timeout
+        self._timeout, self._deadline = timeout, deadline
         self._max_tokens = max_tokens
         self._retries = (max_retries, first_wait)
         self._limits = Limits(max_concurrency, requests_per_minute)
@@ -181,7 +186,8 @@ class StructuredLLM:
         while True:
             params = self._request(question, form)
             try:
-                completion = await with_retries(partial(self._send, question, params), *self._retries)
+                send = partial(self._send, question, params)
+                completion = await with_retries(send, *self._retries, time_left=partial(self._time_left, question))
             except EndpointError as error:
                 worse = format_after(error, form, self._endpoint)
                 if worse is None:
@@ -203,8 +209,16 @@ class StructuredLLM:
 
     async def _send(self, question: _Question[T], params: dict[str, Any]) -> Completion:
         async with self._limits.slot():
+            if question.started is None:
+                question.started = time.monotonic()
+            if (left := self._time_left(question)) <= 0:
+                raise out_of_time(params, self._deadline)
             question.usage += Usage(requests=1)
-            return await complete(params, self._timeout)
+            return await complete(params, min(self._timeout, left))
+
+    def _time_left(self, question: _Question[T]) -> float:
+        """Seconds until the deadline; all of them before the first request."""
+        return self._deadline - (0.0 if question.started is None else time.monotonic() - question.started)
 
     def _read(self, question: _Question[T], completion: Completion) -> T | None:
         """The value of a reply; None when the question is to be asked again, amended. Raises ReplyError."""
@@ -230,6 +244,7 @@ class _Question(Generic[T]):
     max_tokens: int | None
     usage: Usage = field(default_factory=Usage)
     model: str = ""
+    started: float | None = None
     lengthened: bool = False
     corrected: bool = False
 

@@ -63,6 +63,11 @@ async def complete(params: dict[str, Any], timeout: float) -> Completion:
     return _completion(reply, params["model"])
 
 
+def out_of_time(params: dict[str, Any], deadline: float) -> EndpointError:
+    """The error of a question whose time is over."""
+    return _endpoint_error(params, 408, f"no valid answer within {deadline:g} s", retryable=False)
+
+
 def _addressed(litellm: Any, params: dict[str, Any]) -> dict[str, Any]:
     """A server of one's own needs neither a provider's name before the model nor a key: fill them in."""
     if params.get("base_url") is None or params.get("custom_llm_provider"):

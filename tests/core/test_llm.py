@@ -159,6 +159,25 @@ async def test_judge_04_timeouts_and_dead_endpoints_are_bounded() -> None:
     assert caught.value.retryable
 
 
+async def test_judge_04_a_question_ends_when_its_time_is_over_whatever_is_left_to_try() -> None:
+    slow, busy = Reply("x", delay=0.5), Reply(status=429, headers={"retry-after": "30"})
+    for replies, least in (([slow], 0.9), ([busy], 0.0)):
+        with JudgeServer(replies) as server:
+            started = time.monotonic()
+            with pytest.raises(EndpointError, match=r"no valid answer within 1 s") as caught:
+                await llm(server, timeout=0.4, max_retries=50, deadline=1).ask(Q, Number)
+            assert least <= time.monotonic() - started < 3
+            assert caught.value.usage.requests == len(server.requests) <= 3
+            await asyncio.sleep(0.6)
+
+
+async def test_waiting_for_ones_turn_is_not_the_endpoints_time() -> None:
+    with JudgeServer([Reply('{"number": 4}', delay=0.4)]) as server:
+        model = llm(server, max_concurrency=1, deadline=1)
+        answers = await asyncio.gather(*[model.ask(Q, Number) for _ in range(4)])
+    assert [answer.value.number for answer in answers] == [4] * 4
+
+
 async def test_judge_04_a_refusal_is_final() -> None:
     class Refusing(Reply):
         def message(self) -> JSON:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -121,27 +122,59 @@ async def test_ruler_gives_scores_in_the_order_given(capsys: Any) -> None:
     assert order != sorted(order)
 
 
-BAD = [[7, 0.5], ["0.8x", 0.1], [float("nan"), 0.5], [9.2e124, 0.1], [-0.1, 1.0], [True, 0.2], [None, 0.2]]
+BAD: list[tuple[list[Any], str]] = [
+    ([7, 0.5], "less than or equal to 1 (got 7)"),
+    ([8, 3], "less than or equal to 1 (got 8)"),  # a scale of 10 or 100 is not guessed
+    ([80, 35], "less than or equal to 1 (got 80)"),
+    (["0.8x", 0.1], 'valid number, unable to parse string as a number (got "0.8x")'),
+    ([float("nan"), 0.5], "NaN is no JSON"),
+    ([float("-inf"), 0.5], "-Infinity is no JSON"),
+    ([9.2e124, 0.1], "less than or equal to 1 (got 9.2e+124)"),
+    ([-0.1, 1.0], "greater than or equal to 0 (got -0.1)"),
+    ([True, 0.2], "not true or false (got true)"),
+    ([None, 0.2], "valid number (got null)"),
+]
 
 
 @pytest.mark.parametrize("scores", [["0.8", "0.3"], [1, 0]])
 async def test_judge_02_numbers_in_range_are_accepted(scores: list[Any]) -> None:
-    with JudgeServer(lambda body: verdict(body, lambda _, lines: scores["ab".index(lines[-1]["text"])])) as server:
+    with JudgeServer(pair(scores)) as server:
         scored = await ruler_score_group(group_of("a", "b"), judge(server))
         assert len(server.requests) == 1
     assert rewards(scored) == [float(score) for score in scores]
 
 
-@pytest.mark.parametrize("scores", BAD, ids=str)
-async def test_judge_02_other_scores_are_quoted_back_once_then_the_group_is_unscored(scores: list[Any]) -> None:
-    with JudgeServer(lambda body: verdict(body, lambda _, lines: scores["ab".index(lines[-1]["text"])])) as server:
+def pair(scores: list[Any]) -> Any:
+    """A judge that gives these scores to the attempts "a" and "b"."""
+    return lambda body: verdict(body, lambda _, lines: scores["ab".index(lines[-1]["text"])])
+
+
+@pytest.mark.parametrize(("scores", "problem"), BAD, ids=str)
+async def test_judge_02_other_scores_are_quoted_back_once_then_the_group_is_unscored(
+    scores: list[Any], problem: str
+) -> None:
+    with JudgeServer(pair(scores)) as server:
         scored = await ruler_score_group(group_of("a", "b"), judge(server))
         assert len(server.requests) == 2
-        assert "cannot be used" in server.requests[1]["messages"][-1]["content"]
+        said, complaint = server.requests[1]["messages"][-2:]
+        assert "explanation" in said["content"], "the judge sees what it said"
+        assert "cannot be used" in complaint["content"]
+        assert problem in complaint["content"], "and what is wrong with it"
     assert rewards(scored) == [None, None]
     assert [trajectory.metrics for trajectory in scored] == [{"independent_reward": 0.25}] * 2
     assert "no valid answer" in scored.metadata["judge_error"]
+    assert problem in scored.metadata["judge_error"]
     assert (scored.metrics["judge_prompt_tokens"], scored.metrics["judge_votes"]) == (200, 0)
+
+
+async def test_judge_02_a_judge_that_corrects_itself_is_believed() -> None:
+    def script(body: JSON) -> Reply:
+        return pair([7, 0.5] if len(body["messages"]) == 2 else [0.7, 0.5])(body)
+
+    with JudgeServer(script) as server:
+        scored = await ruler_score_group(group_of("a", "b"), judge(server))
+    assert rewards(scored) == [0.7, 0.5]
+    assert scored.metrics["judge_requests"] == 2
 
 
 @pytest.mark.parametrize("wrong", ["missing", "double", "unknown"])
@@ -166,11 +199,59 @@ async def test_judge_02_scores_are_matched_by_id(wrong: str) -> None:
     ] in complaint
 
 
+class Refusal(Reply):
+    """A judge that will not."""
+
+    def message(self) -> JSON:
+        return {**super().message(), "content": None, "refusal": "I cannot judge that"}
+
+
+PARTIAL = Reply('{"scores":[{"trajectory_id":"1","score":0.9},{"traj', finish_reason="length", usage=USAGE)
+THOUGHT = Reply("", reasoning="hm", finish_reason="length", usage=USAGE)
+
+
+@pytest.mark.parametrize(
+    ("first", "requests", "reason"),
+    [
+        ([THOUGHT], 2, None),
+        ([PARTIAL], 2, None),
+        ([PARTIAL, PARTIAL], 2, "cut off at 256 tokens"),
+        ([Refusal(usage=USAGE)], 1, "I cannot judge that"),
+        ([Reply(status=402)], 1, "top up the account"),
+        ([Reply(status=401)], 1, "set the API key"),
+        ([Reply(status=503), Reply(status=503)], 3, None),
+        ([Reply("late", delay=0.9)], 2, None),
+        ([Reply("late", delay=0.9)] * 3, 3, "no answer within 0.6 s"),
+    ],
+    ids=["a-thought", "b-partial", "b-twice", "c-refusal", "d-402", "d-401", "e-503", "f-once", "f-timeout"],
+)
+async def test_judge_04_each_failure_ends_in_a_verdict_or_an_unscored_group(
+    first: list[Reply], requests: int, reason: str | None
+) -> None:
+    """Letters are those of the case. Whatever follows the failure is a good verdict: how many requests were made tells
+    whether it was asked for."""
+    left = list(first)
+    with JudgeServer(lambda body: left.pop(0) if left else by_text(body)) as server:
+        asked = judge(server, max_tokens=64, timeout=0.6 if first[0].delay else 5, max_retries=2)
+        scored = await ruler_score_group(group_of("ok 0.2", "ok 0.4"), asked)
+        assert len(server.requests) == requests
+        tokens = [body["max_tokens"] for body in server.requests]
+        await asyncio.sleep(first[0].delay)  # let the late answers end before the server does
+    assert rewards(scored) == ([0.2, 0.4] if reason is None else [None, None])
+    if reason is not None:
+        assert reason in scored.metadata["judge_error"]
+        assert not any("ruler_score" in trajectory.metrics for trajectory in scored)
+        assert scored.metrics["judge_requests"] == requests, "what failed is counted"
+    if first[0].finish_reason == "length":
+        assert tokens == [64, 256]
+        assert scored.metrics["judge_prompt_tokens"] == 200
+
+
 async def test_judge_04_no_failure_becomes_a_reward_and_the_step_reports_it() -> None:
     def script(body: JSON) -> Reply:
         text = body["messages"][1]["content"]
         if "cut" in text:
-            return Reply('{"scores":[{"trajectory_id":"1","score":0.9},{"traj', finish_reason="length", usage=USAGE)
+            return PARTIAL
         return Reply(status=402) if "broke" in text else by_text(body)
 
     groups = [group_of(f"{kind} 0.2", f"{kind} 0.4") for kind in ["ok"] * 5 + ["cut", "cut", "broke"]]
@@ -266,12 +347,13 @@ async def test_judge_06_the_judge_sees_what_was_done_within_the_budget() -> None
         assert result["name"] == "fetch"
         assert result["text"].startswith(f"BEGIN{number} ")
         assert result["text"].endswith(f" END{number}")
-        cuts.add(result["text"].split("…")[1])
+        head, said, tail = result["text"].split("…")
+        assert said == f"[{len(pages[int(number)]) - len(head) - len(tail)} characters cut]"
+        cuts.add(said)
         assert bad["tool_calls"] == [{"tool": "fetch", "malformed_arguments": '{"url": oops'}]
         assert error["text"] == "invalid arguments"
         assert (header, sub["text"], system["text"]) == ({"conversation": 2}, "sub-agent done", "You summarise.")
-    assert len(cuts) == 1
-    assert cuts.pop().endswith("characters cut]")
+    assert len(cuts) == 1, "both pages have the same length, and are cut alike"
     assert rewards(unscored) == rewards(too_long) == [None, None]
     assert "maximum context length" in unscored.metadata["judge_error"]
     assert "do not fit into prompt_chars=3000" in too_long.metadata["judge_error"]

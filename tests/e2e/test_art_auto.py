@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from art_core.storage import RunStore
+from tests.commands import run_command
 from tests.core.judge_server import JudgeServer, shown, verdict
 from tests.scripted_server import JSON, Reply
 
@@ -57,10 +57,8 @@ def command(run: Path, model: Path, writer: str, judge: str, **options: Any) -> 
     given |= {"output": run, "num-inputs": len(TOPICS), "max-tokens": 24} | options
     arguments = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
     code = "from mcp_rl.art.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "auto", "Talk about a topic in few words", *arguments, "--json"],
-        capture_output=True,
-        text=True,
+    return run_command(
+        ["-c", code, "auto", "Talk about a topic in few words", *arguments, "--json"],
         timeout=400,
         env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     )

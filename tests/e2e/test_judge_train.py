@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.commands import run_command, sentence_of
 from tests.core.judge_server import JudgeServer, refusal, verdict
 from tests.scripted_server import JSON, Reply
 
@@ -27,14 +27,12 @@ def train(model: Path, run: Path, *more: str, **environment: str) -> subprocess.
     options = {"server": SERVER, "model": model, "output": run, "steps": 2, "num-scenarios": 12, "group-size": 4}
     options |= {"scenarios-per-step": 2, "eval-samples": 1, "warmup-steps": 1, "max-turns": 2, "max-tokens": 12}
     env = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "mcp_rl", "train"),
-            *(str(part) for name, value in options.items() for part in (f"--{name}", value)),
-            *more,
-        ],
-        capture_output=True, text=True, timeout=300, env={**env, "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environment},
-    )  # fmt: skip
+    arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    return run_command(
+        ["-m", "mcp_rl", "train", *arguments, *more],
+        timeout=300,
+        env={**env, "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environment},
+    )
 
 
 def by_place(body: JSON) -> Reply:
@@ -44,14 +42,6 @@ def by_place(body: JSON) -> Reply:
 
 def sheets(server: JudgeServer) -> list[str]:
     return [body["messages"][1]["content"] for body in server.requests if len(body["messages"]) > 1]
-
-
-def sentence(result: subprocess.CompletedProcess[str]) -> str:
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
-    message = result.stderr.strip().splitlines()[-1]
-    assert message.startswith("Error: "), result.stderr
-    return message
 
 
 def test_a_judge_that_goes_away_stops_the_run_and_the_same_command_goes_on(tiny_llama: Path, tmp_path: Path) -> None:
@@ -67,7 +57,7 @@ def test_a_judge_that_goes_away_stops_the_run_and_the_same_command_goes_on(tiny_
         stopped = train(tiny_llama, run, *judged, server.base_url)
         first = sheets(server)[:2]
     assert "judged 2/2 groups" in stopped.stderr
-    message = sentence(stopped)
+    message = sentence_of(stopped)
     assert "None of the 2 groups of this step could be judged" in message
     assert "the account is empty" in message
 
@@ -95,7 +85,7 @@ def test_a_judge_that_goes_away_stops_the_run_and_the_same_command_goes_on(tiny_
     assert "Shown the held-out attempts of before and after GRPO side by side" in page
 
     other = train(tiny_llama, run, "--judge", "somebody-else")
-    assert "judge='critic', not 'somebody-else'" in sentence(other)
+    assert "judge='critic', not 'somebody-else'" in sentence_of(other)
 
 
 def test_cli_02_a_judge_that_cannot_be_asked_is_known_before_a_model_is_loaded(
@@ -106,7 +96,7 @@ def test_cli_02_a_judge_that_cannot_be_asked_is_known_before_a_model_is_loaded(
         (("--judge", "critic", "--judge-url", "http://127.0.0.1:9/v1"), "http://127.0.0.1:9/v1"),
     ):
         result = train(tiny_llama, tmp_path / "run", *judge)
-        message = sentence(result)
+        message = sentence_of(result)
         assert f"--judge {judge[1]} cannot be used" in message
         assert expected in message
         assert "Loading" not in result.stderr
@@ -116,7 +106,7 @@ def test_cli_02_a_judge_that_cannot_be_asked_is_known_before_a_model_is_loaded(
 def test_the_runs_own_engine_judges(tiny_llama: Path, tmp_path: Path) -> None:
     """A random model gives no verdict, but it is asked: the engine refuses `response_format`, so the schema goes into the
     prompt, and what fails then is the answer."""
-    message = sentence(train(tiny_llama, tmp_path / "run", "--judge", "local"))
+    message = sentence_of(train(tiny_llama, tmp_path / "run", "--judge", "local"))
     assert "could be judged" in message
     assert "judge gave no valid answer" in message or "judge was cut off" in message
     assert "response_format" not in message

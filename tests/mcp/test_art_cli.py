@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands import assert_help_is_light, sentence_of
+from tests.commands import assert_help_is_light, run_command, sentence_of
 from tests.core.judge_server import JudgeServer, verdict
 from tests.mcp.test_judge_check import GROUPS, quality
 from tests.scripted_server import JSON, Reply
@@ -20,13 +19,7 @@ CODE = "from mcp_rl.art.cli import main; main()"
 
 def art(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
-    return subprocess.run(
-        [sys.executable, "-c", CODE, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**env, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-    )
+    return run_command(["-c", CODE, *arguments], timeout=timeout, env={**env, "LITELLM_LOCAL_MODEL_COST_MAP": "True"})
 
 
 @pytest.mark.parametrize("command", [[], ["judge-check"], ["auto"], ["doctor"], ["vllm"], ["vllm", "install"]])
