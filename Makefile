@@ -55,6 +55,7 @@ check: $(DEV)/.installed
 bench: $(DEV)/.installed
 	$(DEV)/bin/python -m benchmarks.train_step
 	$(DEV)/bin/python -m benchmarks.rollouts
+	$(DEV)/bin/python -m benchmarks.judge
 
 clean:
 	rm -rf $(DEV) $(DEMO) $(NEXT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

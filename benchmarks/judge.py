@@ -2,14 +2,16 @@
 
     python -m benchmarks.judge [--groups 100] [--in-flight 16] [--failures 0.2] [--seed 0]
 
-1. Prompt size, in tokens counted as characters / 4, of one group of 8 trajectories x 20 turns (a tool call and its result
-   each) as RULER shows it, against sending each trajectory in full (all its messages as JSON, tools once). Two groups: one
-   whose siblings read from the same 12 pages, one in which no two results are alike. `*_uncut`: without the budget, what
-   is saved without losing a character.
+1. Prompt tokens (GPT-4o's tokenizer) of one group of 8 attempts x 20 turns, a tool call and its result each, as RULER sends
+   it, instructions and rubric included, against sending each attempt in full: all its messages as JSON, the tools once.
+   How much attempts at one task have in common differs, so there are three groups. `typical`: a third of the calls are
+   searches whose words and hits are the attempt's own; the others read pages, the popular ones more often (the n-th of 40
+   with a probability as 1/n), as siblings sampled from one policy do. `alike`: the same with 12 pages and no searches.
+   `strangers`: no two results are the same. `*_uncut`: without a budget, so what is saved without losing a character; `*_longest_text`: characters at which the budget cut the texts of all attempts.
 2. `groups` groups of 4, `in-flight` requests at a time, against a judge on loopback that fails `failures` of all requests:
    429, 500, and answers that come after the client's timeout, a third each.
 
-Prints one JSON line.
+Prints one JSON line. The texts are random words, not recorded runs.
 """
 
 from __future__ import annotations
@@ -17,21 +19,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 from art_core.judging import judge_summary, ruler_score_group
 from art_core.judging.candidate import Candidate
-from art_core.judging.prompt import judge_messages
+from art_core.judging.cutting import texts
+from art_core.judging.prompt import judge_messages, read_blocks
 from art_core.judging.rubric import DEFAULT_RUBRIC
 from art_core.llm import StructuredLLM
-from art_core.llm.wire import load_litellm
+from art_core.llm.wire import complete
 from art_core.types import Trajectory, TrajectoryGroup
 from tests.core.judge_server import JudgeServer, by_text
 from tests.scripted_server import JSON, Reply, tool_call
 
-TRAJECTORIES, TURNS, PAGES, BUDGET = 8, 20, 12, 60_000
+TRAJECTORIES, TURNS, BUDGET = 8, 20, 60_000
 TIMEOUT = 1.0
 WORDS = (
     "invoice",
@@ -65,17 +70,36 @@ def text(generator: random.Random, words: int) -> str:
     return " ".join(generator.choice(WORDS) + str(generator.randrange(1000)) for _ in range(words))
 
 
-def big_group(generator: random.Random, *, shared: bool) -> TrajectoryGroup:
-    """One task, 8 attempts of 20 turns; results of about 1.5 kB."""
+Turn = tuple[str, str, str]
+"""Tool, its argument, its result."""
+
+
+def turns(generator: random.Random, kind: str) -> Callable[[], Turn]:
+    """Draws the turns of a `kind` of group. Results have about 1.5 kB, hits of a search a third of that."""
+    count = 12 if kind == "alike" else 40
+    pages = [text(generator, 170) for _ in range(count)]
+    weights = [1.0 if kind == "alike" else 1 / (1 + place) for place in range(count)]
+
+    def draw() -> Turn:
+        if kind == "typical" and generator.random() < 1 / 3:
+            return "search", text(generator, 4), text(generator, 60)
+        page = generator.choices(range(count), weights)[0]
+        return "read", f"page {page}", text(generator, 170) if kind == "strangers" else pages[page]
+
+    return draw
+
+
+def big_group(seed: int, kind: str) -> TrajectoryGroup:
+    """One task, 8 attempts of 20 turns."""
+    generator = random.Random(seed)
     start = [{"role": "system", "content": text(generator, 150)}, {"role": "user", "content": text(generator, 30)}]
-    pages = [text(generator, 170) for _ in range(PAGES)]
+    draw = turns(generator, kind)
 
     def attempt() -> Trajectory:
         messages: list[Any] = list(start)
-        for turn in range(TURNS):
-            page = generator.randrange(PAGES)
-            call = tool_call(f"call_{turn}", generator.choice(("search", "read")), json.dumps({"key": f"page {page}"}))
-            result = pages[page] if shared else text(generator, 170)
+        for number in range(TURNS):
+            tool, key, result = draw()
+            call = tool_call(f"call_{number}", tool, json.dumps({"key": key}))
             messages.append({"role": "assistant", "content": text(generator, 12), "tool_calls": [call]})
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         return Trajectory(messages_and_choices=[*messages, {"role": "assistant", "content": text(generator, 25)}])
@@ -83,28 +107,46 @@ def big_group(generator: random.Random, *, shared: bool) -> TrajectoryGroup:
     return TrajectoryGroup([attempt() for _ in range(TRAJECTORIES)])
 
 
-def tokens_in_full(group: TrajectoryGroup) -> float:
+def tokens(text: str) -> int:
+    """By a tokenizer that litellm brings along."""
+    import litellm
+
+    return len(litellm.encode(model="gpt-4o", text=text))
+
+
+def tokens_in_full(group: TrajectoryGroup) -> int:
     """Each trajectory's messages as JSON."""
-    return sum(len(json.dumps(trajectory.messages())) for trajectory in group) / 4 + len(json.dumps(TOOLS)) / 4
+    return sum(tokens(json.dumps(trajectory.messages())) for trajectory in group) + tokens(json.dumps(TOOLS))
 
 
-def tokens_shown(group: TrajectoryGroup, budget: int) -> float:
+def shown(group: TrajectoryGroup, budget: int) -> list[str]:
     """What RULER sends, its instructions and rubric included."""
     candidates = [(f"{number:010x}", Candidate.of_trajectory(trajectory)) for number, trajectory in enumerate(group)]
-    return sum(len(message["content"]) for message in judge_messages(candidates, TOOLS, DEFAULT_RUBRIC, budget)) / 4
+    return [message["content"] for message in judge_messages(candidates, TOOLS, DEFAULT_RUBRIC, budget)]
+
+
+def longest(prompt: str) -> int:
+    """Characters of the longest text that a judge is shown of an attempt: where the budget cuts."""
+    return max(len(text) for lines in read_blocks(prompt).values() for text in texts(lines))
 
 
 def sizes(seed: int) -> dict[str, float]:
     """Part 1."""
     figures: dict[str, float] = {}
-    for name, shared in (("shared_pages", True), ("own_pages", False)):
-        group = big_group(random.Random(seed), shared=shared)
-        full = tokens_in_full(group)
-        figures[f"{name}_tokens_in_full"] = round(full)
-        figures[f"{name}_tokens"] = round(tokens_shown(group, BUDGET))
-        figures[f"{name}_ratio"] = round(full / tokens_shown(group, BUDGET), 2)
-        figures[f"{name}_ratio_uncut"] = round(full / tokens_shown(group, 1 << 40), 2)
+    for kind in ("typical", "alike", "strangers"):
+        group = big_group(seed, kind)
+        full, prompt = tokens_in_full(group), shown(group, BUDGET)
+        sent, uncut = (sum(map(tokens, parts)) for parts in (prompt, shown(group, 1 << 40)))
+        figures |= {f"{kind}_tokens_in_full": full, f"{kind}_tokens": sent, f"{kind}_ratio": round(full / sent, 2)}
+        figures |= {f"{kind}_ratio_uncut": round(full / uncut, 2), f"{kind}_longest_text": longest(prompt[1])}
     return figures
+
+
+async def warm_up(server: JudgeServer) -> None:
+    """Load what the first request loads: seconds that are not the endpoint's."""
+    script, server._script = server._script, [Reply("ok")]
+    await complete({"model": "judge", "base_url": server.base_url, "messages": [{"role": "user", "content": "Hi"}]}, 60)
+    server._script = script
 
 
 async def outage(groups: int, in_flight: int, failures: float, seed: int) -> dict[str, Any]:
@@ -132,7 +174,7 @@ async def outage(groups: int, in_flight: int, failures: float, seed: int) -> dic
             )
             for number in range(groups)
         ]
-        await load_litellm()  # ten seconds that are not the endpoint's
+        await warm_up(server)
         started = time.perf_counter()
         scored = await asyncio.gather(*[ruler_score_group(group, judge) for group in made])
         seconds = time.perf_counter() - started
@@ -156,6 +198,7 @@ def main() -> None:
     parser.add_argument("--failures", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its price list is fetched
     trouble = asyncio.run(outage(options.groups, options.in_flight, options.failures, options.seed))
     print(json.dumps({"benchmark": "judge", **vars(options), **sizes(options.seed), **trouble}))
 
