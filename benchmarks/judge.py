@@ -7,7 +7,8 @@
    How much attempts at one task have in common differs, so there are three groups. `typical`: a third of the calls are
    searches whose words and hits are the attempt's own; the others read pages, the popular ones more often (the n-th of 40
    with a probability as 1/n), as siblings sampled from one policy do. `alike`: the same with 12 pages and no searches.
-   `strangers`: no two results are the same. `*_uncut`: without a budget, so what is saved without losing a character; `*_longest_text`: characters at which the budget cut the texts of all attempts.
+   `strangers`: no two results are the same. `*_uncut`: without a budget, so what is saved without losing a character;
+   `*_longest_result`: characters to which the budget cut the longest tool result that is shown with an attempt.
 2. `groups` groups of 4, `in-flight` requests at a time, against a judge on loopback that fails `failures` of all requests:
    429, 500, and answers that come after the client's timeout, a third each.
 
@@ -126,8 +127,9 @@ def shown(group: TrajectoryGroup, budget: int) -> list[str]:
 
 
 def longest(prompt: str) -> int:
-    """Characters of the longest text that a judge is shown of an attempt: where the budget cuts."""
-    return max(len(text) for lines in read_blocks(prompt).values() for text in texts(lines))
+    """Characters of the longest tool result that stands in an attempt: where the budget cuts."""
+    lines = [line for lines in read_blocks(prompt).values() for line in lines if line["role"] == "tool"]
+    return max(len(text) for text in texts(lines))
 
 
 def sizes(seed: int) -> dict[str, float]:
@@ -138,7 +140,7 @@ def sizes(seed: int) -> dict[str, float]:
         full, prompt = tokens_in_full(group), shown(group, BUDGET)
         sent, uncut = (sum(map(tokens, parts)) for parts in (prompt, shown(group, 1 << 40)))
         figures |= {f"{kind}_tokens_in_full": full, f"{kind}_tokens": sent, f"{kind}_ratio": round(full / sent, 2)}
-        figures |= {f"{kind}_ratio_uncut": round(full / uncut, 2), f"{kind}_longest_text": longest(prompt[1])}
+        figures |= {f"{kind}_ratio_uncut": round(full / uncut, 2), f"{kind}_longest_result": longest(prompt[1])}
     return figures
 
 

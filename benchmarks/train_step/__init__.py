@@ -1,0 +1,1 @@
+"""One GRPO update of ours against TRL's, on the same batch."""
