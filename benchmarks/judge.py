@@ -8,7 +8,7 @@
    searches whose words and hits are the attempt's own; the others read pages, the popular ones more often (the n-th of 40
    with a probability as 1/n), as siblings sampled from one policy do. `alike`: the same with 12 pages and no searches.
    `strangers`: no two results are the same. `*_uncut`: without a budget, so what is saved without losing a character;
-   `*_longest_result`: characters to which the budget cut the longest tool result that is shown with an attempt.
+   `*_longest_result`: characters to which the budget cut the longest tool result.
 2. `groups` groups of 4, `in-flight` requests at a time, against a judge on loopback that fails `failures` of all requests:
    429, 500, and answers that come after the client's timeout, a third each.
 
@@ -29,7 +29,7 @@ from typing import Any
 from art_core.judging import judge_summary, ruler_score_group
 from art_core.judging.candidate import Candidate
 from art_core.judging.cutting import texts
-from art_core.judging.prompt import judge_messages, read_blocks
+from art_core.judging.prompt import judge_messages
 from art_core.judging.rubric import DEFAULT_RUBRIC
 from art_core.llm import StructuredLLM
 from art_core.llm.wire import complete
@@ -127,9 +127,12 @@ def shown(group: TrajectoryGroup, budget: int) -> list[str]:
 
 
 def longest(prompt: str) -> int:
-    """Characters of the longest tool result that stands in an attempt: where the budget cuts."""
-    lines = [line for lines in read_blocks(prompt).values() for line in lines if line["role"] == "tool"]
-    return max(len(text) for text in texts(lines))
+    """Characters of the longest tool result in a prompt: where the budget cuts. One that several attempts share is in the
+    table of shared texts."""
+    lines = [json.loads(line) for line in prompt.split("\n") if line.startswith("{")]
+    return max(
+        len(text) for text in texts([line for line in lines if "shared_text" in line or line.get("role") == "tool"])
+    )
 
 
 def sizes(seed: int) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Making a group fit a judge's window: what stands there twice is shown once, and what is long loses its middle.
 
-One limit holds for every text of all siblings, so that no attempt is judged on less than another. A cut says how much is
-missing. Texts that several messages share (the same page fetched by all siblings, a sub-agent's instructions) move to a
-table and are referred to by name; that loses nothing.
+One rule holds for all siblings, so that no attempt is judged on less than another: tool results are cut to one limit, what
+the agent itself wrote to a larger one. A cut says how much is missing. Texts that several messages share (the same page
+fetched by all siblings, a sub-agent's instructions) move to a table and are referred to by name; that loses nothing.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from art_core.judging.candidate import Candidate, View
@@ -44,6 +45,8 @@ which the attempts stand means nothing.
 
 The rubric:
 """
+OWN = 8
+"""What the agent wrote, and the task, may be so many times as long as a tool result: answers are what is judged."""
 _OPEN = re.compile(r'<trajectory id="([0-9a-f]+)">')
 # What some readers take for a line break although JSON does not escape it, and halves of characters, which no encoding has.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -68,7 +71,7 @@ def judge_messages(
     system = INSTRUCTIONS + rubric
 
     def render(limit: int) -> str:
-        shown_task, shown = replace_texts([task, blocks], lambda text: cut(text, limit))
+        shown_task, shown = _shorten(task, limit), [_shorten(lines, limit) for lines in blocks]
         parts = [_block("<task>", shown_task, "</task>")]
         parts += [
             _block(f'<trajectory id="{ident}">', lines, "</trajectory>")
@@ -84,6 +87,15 @@ def judge_messages(
             "raise prompt_chars as far as the judge's window allows, or lower max_candidates."
         )
     return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+
+
+def _shorten(lines: Iterable[View], limit: int) -> list[View]:
+    """`lines` with the texts of tool results cut to `limit`, all others to `OWN` times as much."""
+
+    def of(line: View) -> int:
+        return limit if line.get("role") == "tool" or "shared_text" in line else OWN * limit
+
+    return [replace_texts(line, partial(cut, limit=of(line))) for line in lines]
 
 
 def read_blocks(prompt: str) -> dict[str, list[Any]]:

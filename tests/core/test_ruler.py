@@ -359,6 +359,17 @@ async def test_judge_06_the_judge_sees_what_was_done_within_the_budget() -> None
     assert "do not fit into prompt_chars=3000" in too_long.metadata["judge_error"]
 
 
+async def test_judge_06_tool_results_are_cut_before_answers() -> None:
+    answers = [f"The answer is {number}. " + "because " * 60 + "end" for number in range(4)]
+    group = TrajectoryGroup([tool_turns(f"{text} page " * 2000, text) for text in answers])
+    with JudgeServer(lambda body: verdict(body, lambda place, _: place / 10)) as server:
+        await ruler_score_group(group, judge(server), prompt_chars=10_000)
+        blocks = list(shown(server.requests[0]).values())
+    finals = {text for lines in blocks for line in lines if (text := line.get("text")) in answers}
+    assert finals == set(answers), "an answer is shown whole"
+    assert all("characters cut" in lines[1]["text"] and len(lines[1]["text"]) < 500 for lines in blocks)
+
+
 async def test_judge_06_a_text_that_siblings_share_is_shown_once() -> None:
     page = "the same page " * 100
     group = TrajectoryGroup([tool_turns(page, f"ok {number}") for number in range(4)])
