@@ -124,7 +124,7 @@ class Reply:
         deltas: list[JSON] = [{"reasoning_content": part} for part in _cut(self.reasoning or "", pieces)]
         deltas += [{"content": part} for part in _cut(self.content or "", pieces)]
         for index, call in enumerate(self.tool_calls):
-            opening = {"index": index, "id": call["id"], "type": "function"}
+            opening = {"index": index, "type": "function"} | ({"id": call["id"]} if "id" in call else {})
             deltas.append({"tool_calls": [opening | {"function": {"name": call["function"]["name"], "arguments": ""}}]})
             deltas += [
                 {"tool_calls": [{"index": index, "function": {"arguments": part}}]}

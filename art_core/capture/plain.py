@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from art_core.capture.call_ids import name_calls
 from art_core.capture.loss import note_hook_failure
 from art_core.capture.wire import dumps, loads
 
@@ -25,8 +26,8 @@ class PlainReply:
     """The reader of such a reply (a `Reply`).
 
     Args:
-        annotate: puts fields on the choices of the reply, in place, also for the agent; None: the agent gets the bytes
-            that came.
+        annotate: puts fields on the choices of the reply, in place, also for the agent, who gets usable ids of tool calls
+            too; None: the agent gets the bytes that came.
     """
 
     def __init__(self, annotate: Annotate | None = None) -> None:
@@ -49,6 +50,8 @@ class PlainReply:
             sent = [dict(choice) for choice in completion["choices"]]
             _end_turns(completion)
             self._annotate(completion)
+            if name_calls(completion):  # for the agent alone
+                return dumps(completion)
             body = _rewritten(body, sent, completion)
             self._parsed = completion
         except Exception:  # noqa: BLE001 - capture must not disturb the agent; counted and logged

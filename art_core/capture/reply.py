@@ -3,7 +3,7 @@
 A reply reader is fed the bytes that arrive and hands back those that the agent shall see: as a rule the same bytes at
 the same time. For a model under training, a plain reply (see `art_core.capture.plain`) is handed on whole, with the
 capture fields on its choices, and a stream event by event, without the usage event that only we asked for: its token
-count is what proves that no token id was lost on the way.
+count is what proves that no token id was lost on the way. In both, tool calls have usable ids (`art_core.capture.call_ids`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from art_core.capture.loss import Loss, note_hook_failure, note_loss
-from art_core.capture.stream import CompletionAssembler, EventSplitter, event_data
-from art_core.capture.wire import loads
+from art_core.capture.stream import CompletionAssembler, EventSplitter, event_data, with_data
+from art_core.capture.wire import dumps, loads
 
 JSON = dict[str, Any]
 
@@ -45,10 +45,12 @@ class StreamReply:
     """A reply that is a stream of server-sent events.
 
     Args:
+        train: hand it on event by event, with usable ids of tool calls; else the agent gets the bytes that came.
         hide_usage: hold back the event that carries only the usage, because capture asked for it and the agent did not.
     """
 
-    def __init__(self, *, hide_usage: bool = False) -> None:
+    def __init__(self, *, train: bool = False, hide_usage: bool = False) -> None:
+        self._train = train
         self._hide_usage = hide_usage
         self._events = EventSplitter()
         self._assembler = CompletionAssembler()
@@ -56,14 +58,13 @@ class StreamReply:
         self._finished: JSON | None = None
 
     def feed(self, chunk: bytes) -> bytes:
-        visible = [event for event in self._events.feed(chunk) if self._read(event)]
-        return b"".join(visible) if self._hide_usage else chunk
+        visible = [self._read(event) for event in self._events.feed(chunk)]
+        return b"".join(visible) if self._train else chunk
 
     def finish(self) -> bytes:
-        rest = self._events.rest()
-        visible = self._read(rest)
+        visible = self._read(self._events.rest())
         self._finished = self._final()
-        return rest if self._hide_usage and visible else b""
+        return visible if self._train else b""
 
     def close(self) -> None:
         self._finished = self._final()
@@ -75,20 +76,22 @@ class StreamReply:
     def take_parsed(self) -> JSON | None:
         return None
 
-    def _read(self, event: bytes) -> bool:
-        """Take in an event; False when the agent shall not see it."""
+    def _read(self, event: bytes) -> bytes:
+        """Take in an event; what of it the agent shall see."""
         try:
             data = event_data(event)
             if data.startswith("[DONE]"):
                 self._whole = True
             elif data.strip():
                 chunk = loads(data)
-                self._assembler.add(chunk)
-                return not (self._hide_usage and chunk.get("usage") and not chunk.get("choices"))
+                if self._assembler.add(chunk):
+                    return with_data(event, dumps(chunk))
+                if self._hide_usage and chunk.get("usage") and not chunk.get("choices"):
+                    return b""
         except Exception:  # noqa: BLE001 - capture must not disturb the agent; counted and logged
             note_hook_failure("an event of a stream")
             self._assembler.failed = True
-        return True
+        return event
 
     def _final(self) -> JSON:
         completion = self._assembler.completion()

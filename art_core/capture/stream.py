@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from art_core.capture.call_ids import usable_id
+
 JSON = dict[str, Any]
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -47,6 +49,12 @@ def event_data(event: bytes) -> str:
     return b"\n".join(lines).decode("utf-8", errors="replace")
 
 
+def with_data(event: bytes, data: bytes) -> bytes:
+    """`event` with other data, of one line."""
+    kept = [line for line in _LINE_END.split(event) if line and not line.startswith(b"data:")]
+    return b"\n".join([*kept, b"data: " + data, b"", b""])
+
+
 def merge(old: Any, new: Any) -> Any:
     """`new`, a later piece of a field, joined to `old`, which may be changed: text and lists grow, objects merge."""
     if old is None or new is None:
@@ -70,8 +78,11 @@ def _snapshot(value: Any) -> Any:
 
 @dataclass
 class _Call:
+    """A tool call; the agent knows it as `shown_id`."""
+
     index: int
-    value: JSON
+    shown_id: str
+    value: JSON = field(default_factory=dict)
 
     def add(self, fragment: JSON) -> None:
         function = fragment.get("function") or {}
@@ -95,16 +106,22 @@ class _Calls:
         self._all: list[_Call] = []
         self._open: dict[int, _Call] = {}
 
-    def add(self, fragment: JSON) -> None:
+    def add(self, fragment: JSON) -> bool:
+        """Take in a fragment, and put the id that the agent shall see into it; whether that changed it."""
         ident, name = fragment.get("id"), (fragment.get("function") or {}).get("name")
         index = fragment.get("index")
         if index is None:  # servers that do not number them send whole calls, or pieces of the last one
             index = len(self._all) if ident or not self._all else self._all[-1].index
         call = self._open.get(index)
-        if call is None or (ident and name and ident != call.value.get("id")):
-            call = self._open[index] = _Call(index, {})
+        opens = call is None or bool(ident and name and ident != call.value.get("id"))
+        if call is None or opens:
+            call = self._open[index] = _Call(index, usable_id(ident, {known.shown_id for known in self._all}))
             self._all.append(call)
         call.add(fragment)
+        if (ident or opens) and ident != call.shown_id:
+            fragment["id"] = call.shown_id
+            return True
+        return False
 
     def values(self) -> list[JSON]:
         return [_snapshot(call.value) for call in sorted(self._all, key=lambda call: call.index)]
@@ -116,11 +133,13 @@ class _ChoiceParts:
     calls: _Calls = field(default_factory=_Calls)
     fields: JSON = field(default_factory=dict)
 
-    def add(self, raw: JSON) -> None:
+    def add(self, raw: JSON) -> bool:
+        """Take in a piece; whether an id in it was changed for the agent."""
+        changed = False
         for name, value in (raw.get("delta") or {}).items():
             if name == "tool_calls":
                 for fragment in value or ():
-                    self.calls.add(fragment)
+                    changed |= self.calls.add(fragment)
             elif name == "role":
                 self.message["role"] = value
             else:
@@ -130,6 +149,7 @@ class _ChoiceParts:
                 self.fields[name] = merge(self.fields.get(name), value)
             elif name not in ("delta", "index") and value is not None:
                 self.fields.setdefault(name, value)
+        return changed
 
     def value(self, index: int) -> JSON:
         message = _snapshot(self.message) | ({"tool_calls": calls} if (calls := self.calls.values()) else {})
@@ -145,16 +165,19 @@ class CompletionAssembler:
         self.failed = False
         """Whether the server reported an error in mid-stream."""
 
-    def add(self, chunk: JSON) -> None:
-        """Take in the next chunk. A chunk without choices (usage) is as good as any."""
+    def add(self, chunk: JSON) -> bool:
+        """Take in the next chunk, and put usable ids of tool calls into it for the agent; whether that changed it. A chunk
+        without choices (usage) is as good as any."""
         self.failed = self.failed or bool(chunk.get("error"))
         for name, value in chunk.items():
             if name == "usage":
                 self._head[name] = value or self._head.get(name)
             elif name not in ("choices", "object") and value is not None:
                 self._head.setdefault(name, value)
+        changed = False
         for raw in chunk.get("choices") or ():
-            self._choices.setdefault(raw.get("index") or 0, _ChoiceParts()).add(raw)
+            changed |= self._choices.setdefault(raw.get("index") or 0, _ChoiceParts()).add(raw)
+        return changed
 
     def completion(self) -> JSON:
         """What has arrived, in the form of an unstreamed reply. An unfinished choice has `finish_reason` None."""

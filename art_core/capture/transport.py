@@ -39,8 +39,8 @@ class _Capture:
     """What both transports do around sending.
 
     Args:
-        train: ask for token ids and logprobs, and put the capture fields on the replies the agent gets. For models
-            under training; other endpoints may refuse such fields.
+        train: ask for token ids and logprobs, and put the capture fields and usable ids of tool calls on the replies the
+            agent gets. For models under training; other endpoints may refuse such fields.
         amend: changes the request body (a parsed copy) before it is recorded and sent.
     """
 
@@ -97,7 +97,7 @@ class _Capture:
             )
             return False
         if "text/event-stream" in response.headers.get("content-type", ""):
-            call.begin(StreamReply(hide_usage=call.hide_usage))
+            call.begin(StreamReply(train=self._train, hide_usage=call.hide_usage))
         else:
             call.begin(PlainReply(partial(annotate, request=call.request, role=call.role) if self._train else None))
             if self._train:

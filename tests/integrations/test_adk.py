@@ -25,7 +25,19 @@ from art_core.capture.roles import current_role
 from art_core.clients import MAX_RETRIES
 from art_core.end_reason import EndReason
 from art_core.errors import ConfigError
-from tests.integrations.adk_agents import PLAIN, SSE, look, numbered, roles, run_both, sampled_in, served_model, turns
+from tests.integrations.adk_agents import (
+    PLAIN,
+    SSE,
+    look,
+    numbered,
+    roles,
+    run,
+    run_both,
+    sampled_in,
+    served_model,
+    turns,
+)
+from tests.integrations.odd_ids import ODD_IDS, check_odd_ids, w
 from tests.scripted_server import Reply, ScriptedServer, tool_call
 
 SOON = {"retry-after-ms": "10"}
@@ -120,6 +132,15 @@ async def test_frm_01_a_valid_call_beside_an_invalid_one_goes_on_as_adk_does(tmp
     assert [plain.metadata["end_reason"], streamed.metadata["end_reason"]] == ["finished", "invalid_tool_call"]
     assert [plain.metrics["invalid_args"], streamed.metrics["invalid_args"]] == [1, 1]
     assert [len(turns(plain)), len(turns(streamed))] == [2, 1], "a stream drops the valid call too"
+
+
+@both_modes
+async def test_frm_03_tool_call_ids_that_are_not_unique(config: RunConfig, tmp_path: Path):
+    script = numbered([*(Reply(None, calls) for calls in ODD_IDS), DONE])
+    with ScriptedServer(script) as server, capture() as scope:
+        await run(agent(ART(served_model(server.base_url, tmp_path)), tools=[w]), config)
+    check_odd_ids(server.requests[-1]["messages"], scope.trajectory.messages())
+    assert turns(scope.trajectory) == [sampled_in(reply) for reply in script]
 
 
 async def test_cap_09_streaming_gives_the_same_two_turns(tmp_path: Path):

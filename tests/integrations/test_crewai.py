@@ -13,6 +13,7 @@ import pytest
 from crewai import Agent, Crew, Memory, Process, Task
 from crewai.flow.flow import Flow, listen, start
 from crewai.llms.providers.openai.completion import OpenAICompletion
+from crewai.tools import tool
 from pydantic import BaseModel
 
 from art_core import Model, TrainableModel
@@ -34,6 +35,7 @@ from tests.integrations.crewai_crews import (
     turns,
     weather_crew,
 )
+from tests.integrations.odd_ids import ODD_IDS, check_odd_ids, w
 from tests.scripted_server import JSON, Reply, ScriptedServer, tool_call
 
 
@@ -148,6 +150,17 @@ def test_frm_01_frm_02_a_bad_tool_call_is_a_turn_as_it_was_sampled(kind: str, tm
     assert raw == "I give up"
     assert turns(scope) == script.sampled["Oslo"]
     assert scope.calls[0].choices()[0].message.tool_calls[0].function.arguments == bad["function"]["arguments"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_frm_03_tool_call_ids_that_are_not_unique(stream: bool, tmp_path: Path):
+    script = Script(replies(*(Reply(None, calls) for calls in ODD_IDS), Reply("sunny")))
+    with ScriptedServer(script) as server, capture() as scope:
+        crew = weather_crew(our_llm(server, tmp_path, stream=stream))
+        crew.agents[0].tools = crew.tasks[0].tools = [tool(w)]
+        assert crew.kickoff(INPUTS[0]).raw == "sunny"
+    assert turns(scope) == script.sampled["Oslo"]
+    check_odd_ids(server.requests[-1]["messages"], scope.trajectory.messages())
 
 
 def without_tools(llm: Any, **task: Any) -> Crew:

@@ -29,6 +29,7 @@ from tests.integrations.langgraph_script import (
     w,
     weather,
 )
+from tests.integrations.odd_ids import ODD_IDS, check_odd_ids
 from tests.scripted_server import JSON, Reply, ScriptedServer, tool_call
 
 ASK = {"messages": [("user", "weather in Oslo?")]}
@@ -164,33 +165,18 @@ async def test_interrupt_and_resume_runs_the_node_again_and_both_calls_are_captu
     assert roles(scope) == ["draft", "draft", "end"]
 
 
-def test_frm_03_tool_call_ids_that_are_not_unique(tmp_path: Path):
-    """The same id in two turns, and twice in one turn: each result stands behind its own call."""
-
-    def call(ident: str, city: str) -> JSON:
-        return tool_call(ident, "w", f'{{"city": "{city}"}}')
-
-    rounds = [[call("x", "Oslo")], [call("x", "Bern")], [call("y", "Lima"), call("y", "Nice")], [call("", "Kiel")]]
-    replies = [*(Reply(None, calls) for calls in rounds), Reply("done")]
-    script = Script(replies)
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "stream"])
+def test_frm_03_tool_call_ids_that_are_not_unique(streamed: bool, tmp_path: Path):
+    """One id in two turns, twice in one turn, an empty one, none: each result stands behind its own call."""
+    script = Script([*(Reply(None, calls) for calls in ODD_IDS), Reply("done")])
     with ScriptedServer(script) as server, capture() as scope:
-        create_agent(ChatART(served_model(server, tmp_path)), [w]).invoke(ASK)
-        last = server.requests[-1]["messages"]
+        graph = create_agent(ChatART(served_model(server, tmp_path)), [w])
+        if streamed:
+            assert list(graph.stream(ASK, stream_mode="messages"))
+        else:
+            graph.invoke(ASK)
+    check_odd_ids(server.requests[-1]["messages"], scope.trajectory.messages())
     assert captured(scope) == script.sampled
-    results = [message["content"] for message in last if message["role"] == "tool"]
-    assert results == [f"sun over {city}" for city in ("Oslo", "Bern", "Lima", "Nice", "Kiel")]
-    cities = [
-        call["function"]["arguments"]
-        for message in scope.trajectory.messages()
-        for call in message.get("tool_calls", [])
-    ]
-    assert [city.split('"')[3] for city in cities] == ["Oslo", "Bern", "Lima", "Nice", "Kiel"]
-    sent = [call["id"] for message in last for call in message.get("tool_calls", [])]
-    answered = [message["tool_call_id"] for message in last if message["role"] == "tool"]
-    assert sent == answered
-    assert [call.id for choice in scope.trajectory.choices() for call in choice.message.tool_calls or ()] == [
-        "x", "x", "y", "y", ""
-    ]  # fmt: skip
 
 
 async def test_rollouts_side_by_side_keep_their_turns_apart(tmp_path: Path):
