@@ -7,6 +7,7 @@ optimizer state and the parameters.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,22 @@ def adapter_parameters(adapter: Any) -> dict[str, torch.nn.Parameter]:
     return {name.replace(".default.", "."): p for name, p in adapter.named_parameters() if p.requires_grad}
 
 
+def tensor_shapes(adapter: Any, shape: AdapterConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors, by their names in the file, that an adapter of `shape` has on the base model of a PeftModel, whatever
+    the shape of the one that is on it."""
+    targets = set(adapter.peft_config["default"].target_modules)
+    base = adapter.get_base_model()
+    layers = last_layers(base.config.num_hidden_layers, shape.last_layers)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, module in base.named_modules():
+        place = re.match(r".*\.[^.]*\.(\d+)\.", name)  # as PEFT reads a layer's number
+        adapted = layers is None or (place is not None and int(place[1]) in layers)
+        if adapted and name.rpartition(".")[2] in targets:
+            shapes[f"base_model.model.{name}.lora_A.weight"] = (shape.r, module.in_features)
+            shapes[f"base_model.model.{name}.lora_B.weight"] = (module.out_features, shape.r)
+    return shapes
+
+
 def save_adapter(folder: Path, adapter: Any) -> None:
     """Write the adapter's two files to `folder`, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,11 +105,10 @@ class SavedAdapter:
     shape: AdapterConfig
     tensors: dict[str, torch.Tensor]
 
-    def check(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Raise CheckpointError unless the adapter, whatever its rank, is one of the model with these parameters."""
-        r = self.shape.r
-        fitting = {name: (r, p.shape[1]) if ".lora_A." in name else (p.shape[0], r) for name, p in parameters.items()}
-        if fitting != {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}:
+    def check(self, adapter: Any) -> None:
+        """Raise CheckpointError unless this adapter, whatever its shape, is one of the base model of the PeftModel
+        `adapter`."""
+        if tensor_shapes(adapter, self.shape) != {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}:
             raise CheckpointError(
                 f"the adapter in {self.folder} does not fit the base model: load the model it was trained on."
             )

@@ -37,9 +37,14 @@ STATE_FOLDER = "trainer_state"
 
 
 class PeftTrainer:
-    """Trains a LoRA adapter with PEFT, on a GPU where there is one. Implements `art_backend.protocols.Trainer`."""
+    """Trains a LoRA adapter with PEFT, on a GPU where there is one. Implements `art_backend.protocols.Trainer`.
 
-    def __init__(self) -> None:
+    Args:
+        dtype: of the base weights; None: what is fast on this machine. The adapter is always float32.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
         self._loaded: Session | None = None
 
     def load(self, base_model: str, adapter: AdapterConfig, seed: int) -> None:
@@ -47,7 +52,7 @@ class PeftTrainer:
 
         Raises TrainingError for a model that cannot compute packed rows, ConfigError or ModelError when it is not found.
         """
-        model = load_model(resolve(base_model))
+        model = load_model(resolve(base_model), self._dtype)
         model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self._loaded = Session.attach(PackedModel(model), base_model, adapter, seed)
 
@@ -123,13 +128,13 @@ class PeftTrainer:
         )
 
     def restore(self, folder: Path) -> None:
-        """Load what `save` wrote, also when that adapter has another rank than the one here.
+        """Load what `save` wrote, also when that adapter has another rank, or is on other layers, than the one here.
 
         Raises CheckpointError when a part is missing, damaged or of another model, and then has changed nothing.
         """
         session = self._session()
         saved = read_adapter(folder)
-        saved.check(session.parameters)
+        saved.check(session.adapter)
         state = read_trainer_state(folder / STATE_FOLDER, saved.tensors)
         if saved.shape != session.shape:
             self._loaded = session = session.reshaped(saved.shape)

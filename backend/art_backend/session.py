@@ -69,7 +69,7 @@ class Session:
                 "base model or a step of the same shape."
             )
         if saved is not None:
-            saved.check(self.parameters)
+            saved.check(self.adapter)
         with weights_replaced(self.parameters, None if saved is None else saved.tensors):
             for batch in batches:
                 batch.reference = self.score(batch)

@@ -49,7 +49,7 @@ def assert_engine_exact(base_model: str, adapter: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_served_and_trained_exactly(family: str, tmp_path: Path) -> None:
-    base_model, trainer = save_tiny(tmp_path / "base", family), PeftTrainer()
+    base_model, trainer = save_tiny(tmp_path / "base", family), PeftTrainer(torch.float32)
     trainer.load(base_model, SHAPE, 0)
     assert gradient_gap(trainer, base_model, tmp_path) < 1e-4
     assert_engine_exact(base_model, tmp_path / "second")
@@ -84,4 +84,4 @@ def test_a_model_that_cannot_be_computed_is_refused_at_the_start(
     with pytest.raises(EngineError, match=engine), torch.inference_mode():
         Decoder(load_model(Path(base_model), torch.float32), slots=2, max_model_len=64)
     with pytest.raises(TrainingError, match=trainer):
-        PeftTrainer().load(base_model, SHAPE, 0)
+        PeftTrainer(torch.float32).load(base_model, SHAPE, 0)

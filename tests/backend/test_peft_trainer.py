@@ -32,7 +32,7 @@ def trainer(tiny: str) -> PeftTrainer:
 
 
 def loaded(tiny: str, shape: AdapterConfig = SHAPE, seed: int = 0) -> PeftTrainer:
-    made = PeftTrainer()
+    made = PeftTrainer(torch.float32)
     made.load(tiny, shape, seed)
     return made
 
@@ -65,7 +65,7 @@ def on_policy(
     tiny: str, sequences: Sequence[TrainSequence], temperature: float, reported_at: float
 ) -> list[TrainSequence]:
     """The sequences as if the fresh model had sampled them at `temperature` and a server reported logprobs of another."""
-    model, made = load_model(Path(tiny)), []
+    model, made = load_model(Path(tiny), torch.float32), []
     for s in sequences:
         with torch.no_grad():
             logprobs = (model(input_ids=torch.tensor([s.token_ids])).logits[0] / reported_at).log_softmax(-1)
@@ -79,7 +79,7 @@ def on_policy(
 def test_metrics_are_those_of_one_sequence_at_a_time(trainer: PeftTrainer, tiny: str, loss_fn: str) -> None:
     batch, config = mixed_batch(), GRPOConfig(loss_fn=loss_fn, packed_sequence_length=40)
     metrics = trainer.step(batch, config)
-    expected = reference_loss(load_model(Path(tiny)), batch, loss_fn, *config.clip_range())
+    expected = reference_loss(load_model(Path(tiny), torch.float32), batch, loss_fn, *config.clip_range())
     assert metrics["loss/train"] == pytest.approx(expected.item(), abs=1e-5)
     trained = sum(logprob is not None for s in batch for logprob in s.logprobs)
     assert metrics["data/tokens_trained"] == trained
@@ -116,11 +116,11 @@ def test_steps_raise_the_probability_of_what_was_good(trainer: PeftTrainer, tiny
             return [reference_loss(model, [s], "sft", 0, 0).item() for s in batch]
 
     batch = on_policy(tiny, batches(1)[0], temperature=1.0, reported_at=1.0)
-    before = surprise(load_model(Path(tiny)))
+    before = surprise(load_model(Path(tiny), torch.float32))
     for _ in range(3):
         trainer.step(batch, CONFIG)
     trainer.save(tmp_path)
-    after = surprise(PeftModel.from_pretrained(load_model(Path(tiny)), str(tmp_path)))
+    after = surprise(PeftModel.from_pretrained(load_model(Path(tiny), torch.float32), str(tmp_path)))
     assert [a < b for a, b in zip(after, before, strict=True)] == [s.advantage > 0 for s in batch]
 
 
@@ -154,7 +154,7 @@ def test_loss_07_placeholder_logprobs_give_a_finite_step(trainer: PeftTrainer, t
 
 def test_sft_is_cross_entropy_and_learns(trainer: PeftTrainer, tiny: str) -> None:
     batch = mixed_batch()[:1] + [replace(s, temperature=1.0) for s in mixed_batch()[-2:]]
-    expected = reference_loss(load_model(Path(tiny)), batch, "sft", 0, 0).item()
+    expected = reference_loss(load_model(Path(tiny), torch.float32), batch, "sft", 0, 0).item()
     history = [trainer.sft_step(batch, SFTConfig(learning_rate=2e-2)) for _ in range(20)]
     assert history[0]["loss/train"] == pytest.approx(expected, abs=1e-5)
     assert history[-1]["loss/train"] < 0.5 * history[0]["loss/train"]
@@ -283,7 +283,7 @@ def test_the_saved_adapter_loads_in_peft_and_gives_the_trained_logprobs(
     assert config["base_model_name_or_path"] == tiny
     layers = {name.rpartition(".")[2] for name in config["target_modules"]}
     assert layers == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    plain = PeftModel.from_pretrained(load_model(Path(tiny)), str(tmp_path))
+    plain = PeftModel.from_pretrained(load_model(Path(tiny), torch.float32), str(tmp_path))
     with torch.no_grad():
         expected = reference_loss(plain, batch, "cispo", *CONFIG.clip_range()).item()
     assert trainer.step(batch, CONFIG)["loss/train"] == pytest.approx(expected, abs=1e-5)
@@ -315,7 +315,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(trainer: PeftTrainer, tmp
 
 def test_without_a_model_there_is_a_clear_error() -> None:
     with pytest.raises(TrainingError, match="call `load` first"):
-        PeftTrainer().step(batches(1)[0], CONFIG)
+        PeftTrainer(torch.float32).step(batches(1)[0], CONFIG)
 
 
 def test_the_gradient_is_clipped_and_reported_before_clipping(tiny: str, tmp_path: Path) -> None:

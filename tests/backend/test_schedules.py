@@ -30,7 +30,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def loaded(tiny: str) -> PeftTrainer:
-    trainer = PeftTrainer()
+    trainer = PeftTrainer(torch.float32)
     trainer.load(tiny, SHAPE, seed=3)
     return trainer
 
@@ -131,7 +131,7 @@ def test_epochs_are_optimizer_steps_with_the_old_policy_held(options: dict[str, 
     from tests.backend.packed_reference import tiny_model
 
     batch, config = near_policy(mixed_batch()), GRPOConfig(epochs=3, learning_rate=1e-2, **options)
-    trainer = PeftTrainer()
+    trainer = PeftTrainer(torch.float32)
     trainer._loaded = session()
     metrics = trainer.step(batch, config)
     assert metrics["data/optimizer_steps"] == 3
@@ -156,7 +156,7 @@ def test_epochs_are_optimizer_steps_with_the_old_policy_held(options: dict[str, 
 
 def test_optimizer_steps_are_undone_together(tmp_path: Path) -> None:
     """The second one fails (the first has thrown the weights out of range); the adapter is as it was, and goes on."""
-    trainer, batch = PeftTrainer(), near_policy(mixed_batch())
+    trainer, batch = PeftTrainer(torch.float32), near_policy(mixed_batch())
     trainer._loaded = session()
     before = weights(trainer, tmp_path / "before")
     with pytest.raises(TrainingError, match="not finite"):
@@ -164,14 +164,14 @@ def test_optimizer_steps_are_undone_together(tmp_path: Path) -> None:
     assert distance(before, weights(trainer, tmp_path / "after")) == 0
     assert (trainer._loaded.steps, trainer._loaded.policy_steps) == (0, 0)
     trainer.step(batch, GRPOConfig(learning_rate=1e-3))
-    other = PeftTrainer()
+    other = PeftTrainer(torch.float32)
     other._loaded = session()
     other.step(batch, GRPOConfig(learning_rate=1e-3))
     assert distance(weights(trainer, tmp_path / "one"), weights(other, tmp_path / "two")) == 0
 
 
 def test_the_gap_to_the_engine_is_measured_before_the_first_optimizer_step() -> None:
-    trainer, batch = PeftTrainer(), near_policy(mixed_batch(), noise=0.0)
+    trainer, batch = PeftTrainer(torch.float32), near_policy(mixed_batch(), noise=0.0)
     trainer._loaded = session()
     metrics = trainer.step(batch, GRPOConfig(epochs=3, learning_rate=0.1))
     assert metrics["loss/logprob_gap_p99"] < 1e-4
@@ -179,7 +179,7 @@ def test_the_gap_to_the_engine_is_measured_before_the_first_optimizer_step() -> 
 
 
 def test_metrics_of_a_step() -> None:
-    trainer, batch = PeftTrainer(), near_policy(mixed_batch())
+    trainer, batch = PeftTrainer(torch.float32), near_policy(mixed_batch())
     trainer._loaded = session()
     spread(trainer._loaded.parameters)
     config = GRPOConfig(

@@ -17,7 +17,7 @@ class TestPeftTrainer(TrainerContract):
     def make(self) -> Callable[[], Trainer]:
         from art_backend.peft_trainer import PeftTrainer
 
-        return PeftTrainer
+        return lambda: PeftTrainer(torch.float32)
 
 
 @pytest.mark.slow

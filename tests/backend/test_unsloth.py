@@ -31,7 +31,11 @@ def loaded(trainer: str, base_model: str, **options: Any) -> Trainer:
     from art_backend.peft_trainer import PeftTrainer
     from art_backend.unsloth_trainer import UnslothTrainer
 
-    made = PeftTrainer() if trainer == "peft" else UnslothTrainer(UnslothOptions(dtype=torch.float32, **options))
+    made = (
+        PeftTrainer(torch.float32)
+        if trainer == "peft"
+        else UnslothTrainer(UnslothOptions(dtype=torch.float32, **options))
+    )
     made.load(base_model, SHAPE, 0)
     return made
 

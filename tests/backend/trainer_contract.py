@@ -204,6 +204,31 @@ class TrainerContract:
         losses = [trainer.step(small_batch(1), CONFIG)["loss/train"] for trainer in (wide, narrow)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
+    @pytest.mark.parametrize(("one", "other"), [(1, None), (None, 1), (1, 2)])
+    def test_restoring_takes_the_layers_of_the_checkpoint(
+        self, load: Callable[..., Trainer], tmp_path: Path, one: int | None, other: int | None
+    ) -> None:
+        shapes = (SHAPE.model_copy(update={"last_layers": layers}) for layers in (one, other))
+        first, second = map(load, shapes)
+        first.step(small_batch(0), CONFIG)
+        expected = saved(first, tmp_path / "first")
+        second.restore(tmp_path / "first")
+        assert distance(saved(second, tmp_path / "again"), expected) == 0
+        for trainer in (first, second):
+            trainer.step(small_batch(1), CONFIG)
+        assert distance(saved(first, tmp_path / "straight"), saved(second, tmp_path / "resumed")) < 1e-6
+
+    def test_the_adapter_of_another_model_is_refused_and_changes_nothing(
+        self, load: Callable[..., Trainer], make: Callable[[], Trainer], tmp_path: Path
+    ) -> None:
+        other, trainer = make(), load()
+        other.load(save_tiny(tmp_path / "other", intermediate_size=80), SHAPE.model_copy(update={"last_layers": 1}), 0)
+        other.save(tmp_path / "foreign")
+        before = saved(trainer, tmp_path / "before")
+        with pytest.raises(CheckpointError, match="does not fit the base model"):
+            trainer.restore(tmp_path / "foreign")
+        assert distance(before, saved(trainer, tmp_path / "after")) == 0
+
     def test_a_reference_adapter_is_compared_with(self, load: Callable[..., Trainer], tmp_path: Path) -> None:
         trainer, config = load(), GRPOConfig(**CONFIG.model_dump(exclude_defaults=True), kl_penalty_coef=0.1)
         trainer.step(small_batch(0), CONFIG)
