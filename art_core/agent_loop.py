@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art_core.agent_rollout import AgentRunner
-from art_core.agent_run import AgentRun, AgentStep
+from art_core.agent_run import AgentRun, AgentStep, ScoreGroup
 from art_core.backend import Backend
 from art_core.errors import ConfigError
 from art_core.models import TrainableModel
@@ -49,13 +49,14 @@ class TrainAgentResult:
 async def train_agent(
     agent: Callable[[TrainableModel, S], Any],
     scenarios: Sequence[S],
-    reward: Callable[[S, Any, Trajectory], Any],
+    reward: Callable[[S, Any, Trajectory], Any] | None,
     backend: Backend,
     *,
     model: TrainableModel,
     steps: int,
     group_size: int = 8,
     scenarios_per_step: int = 4,
+    score_group: ScoreGroup | None = None,
     validation: Sequence[S] = (),
     train_only: Collection[str] | None = None,
     max_exceptions: float = 0.25,
@@ -70,10 +71,12 @@ async def train_agent(
             are captured; what it returns goes to `reward` as it is.
         scenarios: what to attempt, of any type whose `repr` tells one from another.
         reward: `reward(scenario, outcome, trajectory)`, sync or async, gives a number, rewards by role (a dict), or None
-            for a rollout that cannot be scored.
+            for a rollout that cannot be scored. None instead of a function: `score_group` does it.
         backend: serves and trains the model; `model` is registered with it unless it is already.
         group_size: attempts at each scenario of a step.
         scenarios_per_step: scenarios of a step: slices of seeded permutations of all, one after the other.
+        score_group: gives (or awaits) each group of a step with the rewards that it is to be trained on, where attempts are
+            compared with each other: `lambda group: ruler_score_group(group, judge)`. Validation is not given to it.
         validation: attempted once each (list them repeatedly for a steadier mean) before and after training.
         train_only: roles whose calls are trained (see `art_core.role`); None: all.
         max_exceptions: failed rollouts of a step that are tolerated: a count, or a share between 0 and 1.
@@ -83,7 +86,10 @@ async def train_agent(
     Raises:
         ConfigError: an option is out of range, or the model has more than `steps` steps already.
         TooManyExceptionsError: more rollouts of a step failed. Those that did not are used when the run is continued.
+        NothingJudgedError: `score_group` gave no reward to any group of a step. What was rolled out is used then, too.
     """
+    if reward is None and score_group is None:
+        raise ConfigError("reward is None and there is no score_group: give one of them.")
     _check(scenarios, train_only, steps=(steps, 0), group_size=(group_size, 2), concurrency=(concurrency, 1),
            scenarios_per_step=(scenarios_per_step, 1))  # fmt: skip
     if not model.registered_with(backend):
@@ -94,8 +100,8 @@ async def train_agent(
     threads = ThreadPoolExecutor(concurrency, thread_name_prefix="art-rollout")
     options = train_options if train_only is None else {**train_options, "train_only": frozenset(train_only)}
     try:
-        runner = AgentRunner(agent, reward, model, threads)
-        run = AgentRun(runner, model, asyncio.Semaphore(concurrency), max_exceptions, options)
+        runner = AgentRunner(agent, reward or (lambda *_: None), model, threads)
+        run = AgentRun(runner, model, asyncio.Semaphore(concurrency), max_exceptions, options, score_group)
         before = await run.validate(validation, first)
         taken = []
         while (index := await model.get_step() - first) < steps:

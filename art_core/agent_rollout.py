@@ -50,7 +50,7 @@ class AgentRunner:
             Exception: what the agent or the reward function raised, or a RolloutError when no model call was captured;
                 with the partial trajectory, unscored, as its `trajectory`.
         """
-        trajectory = Trajectory(reward=None)
+        trajectory = Trajectory(reward=None, metadata=dict(metadata))  # the agent may ask which attempt it is
         reason, outside = EndReason.ERROR, calls_outside()
         try:
             with capture(trajectory) as scope:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from art_core.agent_rollout import AgentRunner, calls_outside
 from art_core.gather import gather_trajectories
+from art_core.judging.summary import judge_summary, require_judged
 from art_core.models import TrainableModel
 from art_core.progress import say
 from art_core.types import RolloutException, Trajectory, TrajectoryGroup
 
 VALIDATION = "val"
+ScoreGroup = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup] | TrajectoryGroup]
+"""Gives a finished group its rewards."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class AgentRun:
         slots: limits the rollouts at once.
         max_exceptions: failed rollouts that are tolerated each time, a count or a share.
         options: for the backend's training step.
+        score_group: scores the groups of a step before it trains on them.
         checkpoint: that of the newest step taken.
     """
 
@@ -56,6 +61,7 @@ class AgentRun:
     slots: asyncio.Semaphore
     max_exceptions: float
     options: dict[str, Any]
+    score_group: ScoreGroup | None = None
     checkpoint: Path | None = None
 
     async def step(self, scenarios: list[tuple[int, Any]], group_size: int, index: int, steps: int) -> AgentStep:
@@ -66,12 +72,20 @@ class AgentRun:
             "time/step_rollout_s": time.perf_counter() - started,
             "train/calls_outside_rollouts": float(calls_outside() - outside),
         }
+        said = ""
+        if self.score_group is not None:
+            groups = await score_groups(groups, self.score_group)
+            if (summary := judge_summary(groups)).judged:
+                said = f", {summary}"
+                extra |= summary.metrics()
         result = await self.model.train_recorded(groups, extra_metrics=extra, **self.options)
         self.checkpoint = result.checkpoint_path
         failed = sum(len(group.exceptions) for group in groups)
         taken = AgentStep(result.step, _mean_reward(groups), failed, result.trained, result.reason, result.metrics)
         why = "" if taken.trained else f", not trained: {taken.reason}"
-        say(f"{title}: reward {_shown(taken.reward)}, {failed} failed, {time.perf_counter() - started:.1f} s{why}")
+        say(
+            f"{title}: reward {_shown(taken.reward)}{said}, {failed} failed, {time.perf_counter() - started:.1f} s{why}"
+        )
         return taken
 
     async def validate(self, scenarios: Sequence[Any], policy: int) -> float | None:
@@ -126,6 +140,19 @@ class AgentRun:
         """The finished rollouts of a version that are on the disk, by their key."""
         groups = self.model.store.read_trajectories(split, policy)
         return {t.metadata["rollout"]: t for group in groups for t in group if "rollout" in t.metadata}
+
+
+async def score_groups(groups: Iterable[TrajectoryGroup], score_group: ScoreGroup) -> list[TrajectoryGroup]:
+    """`groups` with their rewards. Raises NothingJudgedError when none of their rollouts has one."""
+
+    async def one(group: TrajectoryGroup) -> TrajectoryGroup:
+        scored = score_group(group)
+        return await scored if inspect.isawaitable(scored) else scored
+
+    scored = list(await asyncio.gather(*map(one, groups)))
+    if _mean_reward(scored) is None:
+        require_judged(scored)
+    return scored
 
 
 def _keys(scenarios: list[tuple[int, Any]], attempts: int) -> list[str]:

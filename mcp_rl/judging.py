@@ -7,7 +7,6 @@ again. The verifiable reward stays beside the judge's score in every record, so 
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from art_core.files import append_lines, read_lines
-from art_core.judging import DEFAULT_RUBRIC, judge_summary, require_judged, ruler_score_group
+from art_core.judging import DEFAULT_RUBRIC, judge_summary, ruler_score_group
 from art_core.judging.summary import INDEPENDENT_REWARD, RULER_SCORE
 from art_core.llm import StructuredLLM
 from art_core.llm.cache import content_key
@@ -41,6 +40,8 @@ LOCAL_LIMITS = {"prompt_chars": 4_500, "max_candidates": 4}
 """What fits into the context of the run's own engine."""
 LOCAL_TOKENS = 256
 """Of its verdict; four times as many when that is cut off."""
+LOCAL_SECONDS = 600.0
+"""For one: a busy CPU is slow, and asking it again would not make it faster."""
 RETRIES = 4
 """Of a request to a judge that is busy or gone: about fifteen seconds of waiting."""
 
@@ -122,12 +123,6 @@ class GroupJudge:
                 self._known[key] = known
         return self._apply(group, known)
 
-    async def score_all(self, groups: Sequence[TrajectoryGroup], policy: int) -> list[TrajectoryGroup]:
-        """`score` for the groups of a step. Raises NothingJudgedError when not one of them could be judged."""
-        judged = await asyncio.gather(*[self.score(group, policy) for group in groups])
-        require_judged(judged)
-        return list(judged)
-
     @cached_property
     def _known(self) -> dict[str, Judgement]:
         return {judgement.key: judgement for judgement in read_judgements(self.folder)}
@@ -168,12 +163,7 @@ def judge_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     scores and the verifiable rewards go together (over all rollouts of the step)."""
     summary = judge_summary(groups)
     judged = [t.metrics for group in groups for t in group if RULER_SCORE in t.metrics]
-    metrics = {
-        "judge/groups": float(summary.groups),
-        "judge/judged": float(summary.judged),
-        "judge/cost": summary.cost,
-        "judge/addresses_judge": sum(float(m["addresses_judge"]) for m in judged),
-    }
+    metrics = summary.metrics() | {"judge/addresses_judge": sum(float(m["addresses_judge"]) for m in judged)}
     if judged:
         metrics["judge/score"] = statistics.fmean(m[RULER_SCORE] for m in judged)
     both = [m for m in judged if INDEPENDENT_REWARD in m]
@@ -196,5 +186,12 @@ async def open_judge(
     if name != LOCAL:
         return GroupJudge(judge_llm(name, url), folder, **options)
     endpoint = await backend.serve_base(model, LOCAL_NAME)
-    llm = judge_llm(LOCAL_NAME, endpoint.base_url, endpoint.api_key, temperature=0.0, max_tokens=LOCAL_TOKENS)
+    llm = judge_llm(
+        LOCAL_NAME,
+        endpoint.base_url,
+        endpoint.api_key,
+        temperature=0.0,
+        max_tokens=LOCAL_TOKENS,
+        timeout=LOCAL_SECONDS,
+    )
     return GroupJudge(llm, folder, limits=LOCAL_LIMITS, **options)

@@ -128,11 +128,11 @@ class Comparison(Record):
 _METRIC_NAMES = {
     "reward": "train/reward",
     "reward_std": "train/reward_std_dev",
-    "success": "train/success",
+    "success": "train/solved",
     "seconds": "time/step_s",
     "rollout_seconds": "time/step_rollout_s",
     "train_seconds": "time/step_trainer_s",
-    "tokens_sampled": "train/completion_tokens",
+    "tokens_sampled": "train/sampled_tokens",
     "tokens_trained": "data/tokens_trained",
     "tokens_computed": "data/tokens_computed",
     "exceptions": "train/exceptions",
@@ -148,6 +148,7 @@ class StepRecord(Record):
     reward: FiniteFloat | None = None
     """Mean over the rollouts of the step; None in the warm-up."""
     reward_std: FiniteFloat = 0.0
+    """Mean over the groups of the standard deviation within a group: what GRPO learns from."""
     success: FiniteFloat | None = None
     seconds: float = 0.0
     rollout_seconds: float = 0.0

@@ -10,6 +10,7 @@ from art_core.agent_loop import choose
 from art_core.errors import ConfigError
 from art_core.gather import gather_trajectory_groups
 from art_core.judging import require_judged
+from art_core.summary import group_metrics
 from art_core.types import Trajectory, TrajectoryGroup
 from mcp_rl.console import clock
 from mcp_rl.evaluate import rollout_seed
@@ -65,18 +66,11 @@ async def _step(run: Run, index: int) -> tuple[StepRecord, str]:
 
 
 def _figures(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """What the history says of a step's rollouts. A rollout that is unscored is in no mean of rewards."""
-    trajectories = [trajectory for group in groups for trajectory in group]
-    rewards = [t.reward for t in trajectories if t.reward is not None]
-    exceptions = sum(len(group.exceptions) for group in groups)
-    return {
-        "train/reward": statistics.fmean(rewards),
-        "train/reward_std_dev": statistics.pstdev(rewards),
-        "train/success": statistics.fmean(t.metrics["solved"] for t in trajectories),
-        "train/exception_rate": exceptions / max(1, exceptions + len(trajectories)),
-        "train/exceptions": float(exceptions),
-        "train/completion_tokens": float(sum(t.metrics["completion_tokens"] for t in trajectories)),
-    }
+    """What the history says of a step's rollouts: the figures that every run has, and two sums."""
+    sampled = sum(trajectory.metrics["completion_tokens"] for group in groups for trajectory in group)
+    failed = sum(len(group.exceptions) for group in groups)
+    sums = {"train/sampled_tokens": float(sampled), "train/exceptions": float(failed)}
+    return group_metrics(groups, "train") | sums
 
 
 def record_progress(run: Run) -> list[StepRecord]:

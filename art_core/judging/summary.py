@@ -33,6 +33,10 @@ class JudgeSummary:
     cost: float
     reasons: dict[str, int] = field(default_factory=dict)
 
+    def metrics(self) -> dict[str, float]:
+        """For the history of a run."""
+        return {"judge/groups": float(self.groups), "judge/judged": float(self.judged), "judge/cost": self.cost}
+
     def __str__(self) -> str:
         line = f"judged {self.judged}/{self.groups} groups"
         return f"{line} ({next(iter(self.reasons))})" if self.reasons else line
@@ -55,6 +59,6 @@ def require_judged(groups: Iterable[TrajectoryGroup]) -> JudgeSummary:
     """
     summary = judge_summary(groups)
     if summary.groups and not summary.judged:
-        reason = next(iter(summary.reasons), "they were never given to a judge")
+        reason = next(iter(summary.reasons), "no reason was given")
         raise NothingJudgedError(f"None of the {summary.groups} groups of this step could be judged: {reason}")
     return summary

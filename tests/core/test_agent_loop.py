@@ -19,6 +19,7 @@ from art_core.calls import Extra, extra_field, sampled_call
 from art_core.capture import Loss, losses
 from art_core.end_reason import EndReason
 from art_core.errors import ConfigError, TooManyExceptionsError
+from art_core.judging import NothingJudgedError
 from tests.scripted_server import JSON, Reply, ScriptedServer
 
 TASKS = [f"task {number}" for number in range(6)]
@@ -293,6 +294,7 @@ async def test_mistakes_are_refused_before_anything_is_run(tmp_path: Path, serve
         ({"steps": -1}, "steps=-1"),
         ({"train_only": "writer"}, "train_only='writer' is a name"),
         ({"concurrency": 0}, "concurrency=0"),
+        ({"reward": None}, "no score_group"),
     ]:
         with pytest.raises(ConfigError, match=message):
             await train_agent(
@@ -301,6 +303,69 @@ async def test_mistakes_are_refused_before_anything_is_run(tmp_path: Path, serve
                 model=make(tmp_path),
             )
     assert backend.registered == 0
+
+
+def by_length(group: TrajectoryGroup) -> TrajectoryGroup:
+    """A judge without a model: the group's own order is the score."""
+    scored = [t.model_copy(update={"reward": place / len(group)}) for place, t in enumerate(group)]
+    return group.model_copy(update={"trajectories": scored})
+
+
+async def test_groups_are_scored_by_comparing_their_attempts(tmp_path: Path, server: ScriptedServer):
+    backend, seen = CountingBackend(server.base_url), []
+
+    async def awaited(group: TrajectoryGroup) -> TrajectoryGroup:
+        seen.append([t.reward for t in group])
+        return by_length(group)
+
+    result = await run(backend, tmp_path, reward=None, score_group=awaited, steps=1, group_size=4, validation=["v 3"])
+    assert seen == [[None] * 4] * 2
+    assert [[t.reward for t in group] for group in backend.trained[0]] == [[0.0, 0.25, 0.5, 0.75]] * 2
+    assert result.steps[0].reward == backend.options[0]["extra_metrics"]["train/reward"] == pytest.approx(0.375)
+    assert (result.validation_before, result.validation_after) == (None, None), "there is nothing to compare them with"
+    await run(backend, tmp_path, score_group=by_length, steps=2)
+    assert [[t.reward for t in group] for group in backend.trained[1]] == [[0.0, 0.5]] * 2, "a plain function will do"
+
+
+async def test_a_judge_that_fails_on_all_groups_stops_the_run_which_goes_on_later(
+    tmp_path: Path, server: ScriptedServer, caplog: pytest.LogCaptureFixture
+):
+    """JUDGE-04: a step without a judged group fails loudly. Half of them is enough."""
+    caplog.set_level(logging.INFO, "art_core")
+    backend = CountingBackend(server.base_url)
+
+    def lost(group: TrajectoryGroup) -> TrajectoryGroup:
+        return group.model_copy(update={"metadata": {**group.metadata, "judge_error": "the account is empty"}})
+
+    with pytest.raises(NothingJudgedError, match=r"None of the 2 groups .* the account is empty"):
+        await run(backend, tmp_path, reward=None, score_group=lost, steps=1)
+    assert (backend.trained, len(server.requests)) == ([], 4)
+
+    def half(group: TrajectoryGroup) -> TrajectoryGroup:
+        if group.metadata["scenario"] == choose(6, 2, 0, seed=0)[0]:
+            return lost(group)
+        scored = by_length(group)
+        for trajectory in scored:
+            trajectory.metrics["ruler_score"] = float(trajectory.reward or 0)
+        return scored
+
+    await run(backend, tmp_path, reward=None, score_group=half, steps=1)
+    assert len(server.requests) == 4, "what was rolled out is used"
+    extra = backend.options[0]["extra_metrics"]
+    assert (extra["judge/groups"], extra["judge/judged"], extra["train/ruler_score"]) == (2, 1, 0.25)
+    assert any("judged 1/2 groups (the account is empty)" in record.getMessage() for record in caplog.records)
+
+
+async def test_an_agent_can_tell_which_attempt_it_is(tmp_path: Path, server: ScriptedServer):
+    seen = []
+
+    async def agent(model: TrainableModel, task: str) -> str:
+        seen.append(auto_trajectory(required=True).metadata["rollout"])
+        return await ask(model, task)
+
+    await run(CountingBackend(server.base_url), tmp_path, agent=agent, steps=1, group_size=3)
+    assert len(set(seen)) == 6
+    assert sorted(name.split("/")[1] for name in seen) == ["0", "0", "1", "1", "2", "2"]
 
 
 async def test_a_cancelled_run_stops_and_continues(tmp_path: Path, server: ScriptedServer):

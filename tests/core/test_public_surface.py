@@ -46,8 +46,8 @@ SIGNATURES = {
     "yield_trajectory": "(trajectory)",
     "role": "(name)",
     "train_agent": (
-        "(agent, scenarios, reward, backend, *, model, steps, group_size=8, scenarios_per_step=4, validation=(), "
-        "train_only=None, max_exceptions=0.25, concurrency=32, seed=0, **train_options)"
+        "(agent, scenarios, reward, backend, *, model, steps, group_size=8, scenarios_per_step=4, score_group=None, "
+        "validation=(), train_only=None, max_exceptions=0.25, concurrency=32, seed=0, **train_options)"
     ),
     "gather_trajectories": "(trajectories, *, pbar_desc='gather', max_exceptions=0)",
     "gather_trajectory_groups": (

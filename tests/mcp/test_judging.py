@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-from art_core.backend import TrainResult
 from art_core.errors import ConfigError
-from art_core.judging import NothingJudgedError
+from art_core.judging import NothingJudgedError, require_judged
 from art_core.llm import StructuredLLM
 from art_core.types import Trajectory, TrajectoryGroup
-from mcp_rl.art.judging_backend import JudgingBackend
 from mcp_rl.comparison import compare
 from mcp_rl.correlation import mean_spearman, ranks, spearman
 from mcp_rl.judging import GroupJudge, judge_metrics, read_judgements
@@ -84,7 +82,7 @@ async def test_judge_04_a_group_without_a_verdict_is_unscored_and_asked_about_ag
         broken = judge(server, tmp_path, "critic", weight=0.5)
         failed = await broken.score(group_of("a 0.2", "b 0.8"), 0)
         with pytest.raises(NothingJudgedError, match="empty account"):
-            await broken.score_all([group_of("a 0.2"), group_of("b 0.8")], 0)
+            require_judged([await broken.score(group_of("a 0.2"), 0), failed])
     assert rewards(failed) == [None, None]
     assert read_judgements(tmp_path) == []
     with JudgeServer(by_text) as server:
@@ -107,31 +105,6 @@ async def test_the_figures_of_a_step(tmp_path: Path) -> None:
     assert metrics["judge/score"] == pytest.approx(0.5)
     assert metrics["judge/verifiable"] == pytest.approx(0.7 / 3)
     assert metrics["judge/correlation"] == pytest.approx(1.0)
-
-
-class Recorder:
-    """Stands where a backend is: only what it is handed matters here."""
-
-    async def step(self, model: Any) -> int:
-        return 4
-
-    async def train(self, model: Any, groups: Any, *, extra_metrics: Any = None, **config: Any) -> TrainResult:
-        self.groups, self.metrics, self.config = list(groups), extra_metrics, config
-        return TrainResult(5)
-
-
-async def test_any_agent_is_judged_under_train_agent(tmp_path: Path) -> None:
-    recorder, said = Recorder(), []
-    groups = [group_of("a 0.2", "b 0.8", reward=None)]
-    with JudgeServer(by_text) as server:
-        backend = JudgingBackend(recorder, judge(server, tmp_path), said.append)  # type: ignore[arg-type]
-        result = await backend.train(None, groups, extra_metrics={"x": 1.0}, learning_rate=0.1)  # type: ignore[arg-type]
-    assert result.step == 5
-    assert rewards(groups[0]) == [0.2, 0.8], "the caller's groups hold the scores"
-    assert recorder.groups == groups
-    assert recorder.metrics["train/reward"] == pytest.approx(0.5)
-    assert (recorder.metrics["x"], recorder.config) == (1.0, {"learning_rate": 0.1})
-    assert said == ["judged 1/1 groups"]
 
 
 async def test_before_and_after_are_compared_within_a_prompt(tmp_path: Path) -> None:

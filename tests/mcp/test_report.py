@@ -219,7 +219,7 @@ def test_step_from_history(tmp_path):
         "grpo/step": 2.0,
         "train/reward": 0.5,
         "train/reward_std_dev": 0.1,
-        "train/completion_tokens": 120.0,
+        "train/sampled_tokens": 120.0,
         "time/step_rollout_s": 4.0,
         "time/step_trainer_s": 1.5,
         "data/groups": 4.0,
