@@ -101,7 +101,7 @@ class AgentRun:
         reward = _mean_reward(groups)
         if len(self._recorded(VALIDATION, policy)) > known:
             self.model.log_metrics(groups, VALIDATION, step=policy)
-        say(f"validation of version {policy}: reward {_shown(reward)}")
+        say(f"validation of version {policy}: {'not scored' if reward is None else f'reward {reward:.3f}'}")
         return reward
 
     async def _roll_out(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
@@ -20,6 +21,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 
 def main_of(app: typer.Typer) -> None:
     """Run a command line: an expected failure is one sentence and exit code 2."""
+    # litellm would ask a host of its own for prices when it is imported, for up to ten seconds without a network. Set to
+    # "False" it does; else a model that is newer than the installed litellm costs $0.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     try:
         app()

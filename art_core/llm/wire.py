@@ -25,6 +25,9 @@ _NO_KEY = re.compile("missing credentials|api_key client option must be set", re
 """What the OpenAI SDK says before it sends anything; litellm turns it into a server's error."""
 
 
+_NO_PROVIDER = re.compile("LLM Provider NOT provided")
+
+
 @dataclass(frozen=True)
 class Completion:
     """A reply: `text` is "" where the model gave none; `refusal` is what it said instead."""
@@ -103,7 +106,12 @@ def _translate(params: dict[str, Any], error: Any) -> EndpointError:
     if NO_QUOTA in (body.get("code"), body.get("type")):
         return _endpoint_error(params, status or 429, detail, retryable=False)
     if _NO_KEY.search(detail):
-        status = 401
+        status, detail = 401, "no API key is set"
+    if _NO_PROVIDER.search(detail):
+        detail = (
+            f"no provider is named: write it before the model, such as openai/{params['model']}, or give the URL of a "
+            "server that has it"
+        )
     return _endpoint_error(params, status or 500, detail, retry_after=_retry_after(error))
 
 

@@ -66,9 +66,7 @@ async def train_chat(config: AutoConfig, plan: Plan, display: Display) -> AutoSu
     )
     write_json(config.output / "summary.json", summary.model_dump(mode="json"))
     build_auto_report(config, plan, summary, model.store.history(), before, after)
-    display.line(
-        f"In {config.steps} steps {summary.outcome}.\nReport: {summary.report}\nAdapter: {checkpoint}", style="bold"
-    )
+    display.line(f"{summary.headline}\nReport: {summary.report}\nAdapter: {checkpoint}", style="bold")
     return summary
 
 

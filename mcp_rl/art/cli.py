@@ -92,7 +92,9 @@ def auto(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens of an answer.")] = 128,
     eval_samples: Annotated[int, typer.Option(min=1, help="Attempts a held-out input.")] = 2,
-    seed: Annotated[int, typer.Option(help="Fixes inputs, order and training.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Fixes the order of inputs, sampling and training; not what the models write.")
+    ] = 0,
     resume: Annotated[
         bool, typer.Option(help="Go on with the run in --output, or set it aside and start anew.")
     ] = True,
@@ -100,11 +102,15 @@ def auto(
 ) -> None:
     """Train an agent from one sentence: a model writes its prompt, inputs and rubric, another one judges."""
     given = {name: value for name, value in locals().items() if name != "as_json"}
+    import logging
+
     from mcp_rl.art.auto import auto as run_auto
     from mcp_rl.art.config import AutoConfig
     from mcp_rl.config import read_options
     from mcp_rl.console import Display
 
+    if not as_json:
+        logging.getLogger("art_core").setLevel(logging.INFO)  # the steps, where stderr is no terminal
     result = run(run_auto(read_options(AutoConfig, given), Display(quiet=as_json)))
     if as_json:
         print_json(result.as_dict())

@@ -27,7 +27,11 @@ def show_check(found: JudgeCheck) -> None:
         ("position bias", _number(found.position_bias, "+.3f"), "first place minus last place; 0 is none"),
         ("self-consistency", _number(found.self_consistency), "rank correlation between two votes"),
         ("spread", _number(found.spread), "standard deviation of an attempt's score over the votes"),
-        ("cost", f"${found.cost:.5f}", "one vote on one group, by litellm's price list"),
+        (
+            "cost",
+            f"${found.cost:.5f}" if found.cost else "no price known",
+            "one vote on one group, by litellm's price list",
+        ),
         ("tokens", f"{found.prompt_tokens:,.0f} + {found.completion_tokens:,.0f}", "prompt + answer of that vote"),
     ]
     for row in rows:

@@ -14,6 +14,11 @@ class AutoSummary(Record):
     comparison: Comparison | None = None
 
     @property
+    def headline(self) -> str:
+        """The outcome as a sentence of its own."""
+        return f"In {self.steps} GRPO {'step' if self.steps == 1 else 'steps'} {self.outcome}."
+
+    @property
     def outcome(self) -> str:
         """In words."""
         return self.comparison.sentence() if self.comparison else "the judge did not compare base and trained model"

@@ -135,9 +135,15 @@ async def test_judge_04_an_empty_account_is_not_waited_for() -> None:
 async def test_a_missing_key_is_said_at_once(monkeypatch: Any) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(EndpointError, match="set the API key") as caught:
+    with pytest.raises(EndpointError, match="no API key is set") as caught:
         await StructuredLLM("openai/o3").ask(Q, Number)
     assert (caught.value.status, caught.value.usage.requests) == (401, 1)
+
+
+async def test_a_name_without_a_provider_or_a_url_is_told_what_is_missing() -> None:
+    with pytest.raises(EndpointError, match=r"no provider is named: .* openai/critic, or give the URL") as caught:
+        await StructuredLLM("critic").ask(Q, Number)
+    assert caught.value.usage.requests == 1
 
 
 async def test_judge_04_outages_are_waited_out() -> None:
