@@ -7,6 +7,8 @@ STEPS ?= 10
 RUN ?= runs/demo
 MODEL ?= smollm2-135m
 
+UNSLOTH := "unsloth==2026.10.9" "unsloth_zoo==2026.10.9"
+
 export OMP_NUM_THREADS ?= 2
 # uv does not read pip's variable; wheels that lie on the disk (a CPU torch, say) are found through either.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
@@ -14,9 +16,14 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 DEMO := .venv-demo
 DEV := .venv
 NEXT := .venv-next
-.PHONY: install demo test test-quick test-next check bench clean
+VLLM := .venv-vllm
+.PHONY: install engines demo test test-quick test-next check bench clean
 
 install: $(DEV)/.installed
+
+# What the tests of the other engine and the other trainer need: vLLM in an environment of its own (3 GB; one that is named in
+# ART_VLLM_PYTHON is taken instead), and Unsloth without what it would bring: a CPU needs none of it.
+engines: $(DEV)/.unsloth $(if $(ART_VLLM_PYTHON),,$(VLLM)/complete)
 
 $(DEMO)/.installed: EXTRAS := mcp,local
 $(DEV)/.installed: EXTRAS := all,dev
@@ -31,13 +38,20 @@ $(NEXT)/.installed: CONSTRAINTS := constraints-next.txt
 	$*/bin/python -m uv pip install --quiet --compile-bytecode --python $*/bin/python -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	@touch $@
 
+$(DEV)/.unsloth: $(DEV)/.installed
+	$(DEV)/bin/python -m uv pip install --quiet --no-deps --python $(DEV)/bin/python $(UNSLOTH)
+	@touch $@
+
+$(VLLM)/complete: | $(DEV)/.installed
+	$(DEV)/bin/art vllm install --folder $(VLLM)
+
 demo: $(DEMO)/.installed
 	$(DEMO)/bin/mcp-rl train --server examples/sql_agent/server.py --model $(MODEL) --steps $(STEPS) --seed $(SEED) \
 	  --output $(RUN) --num-scenarios 48 --held-out 0.25 --max-calls 1 --max-turns 3 --max-tokens 48 \
 	  --lora-layers 15 --learning-rate 1e-3 --warmup-steps 4 --warmup-learning-rate 2e-3
 
-test: $(DEV)/.installed
-	$(DEV)/bin/python -m pytest
+test: $(DEV)/.installed engines
+	ART_VLLM_PYTHON=$(or $(ART_VLLM_PYTHON),$(CURDIR)/$(VLLM)/bin/python) $(DEV)/bin/python -m pytest
 
 test-quick: $(DEV)/.installed
 	$(DEV)/bin/python -m pytest -m "not slow"
@@ -58,4 +72,4 @@ bench: $(DEV)/.installed
 	$(DEV)/bin/python -m benchmarks.judge
 
 clean:
-	rm -rf $(DEV) $(DEMO) $(NEXT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(DEV) $(DEMO) $(NEXT) $(VLLM) $(VLLM).lock .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

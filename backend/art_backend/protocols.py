@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 
 
+@runtime_checkable
 class InferenceEngine(Protocol):
     """An OpenAI-compatible server of one base model and any number of LoRA adapters."""
 
+    base_model: str
+    """Name, folder or Hugging Face id."""
     base_url: str
     """e.g. `http://127.0.0.1:41523/v1`; valid after `start`."""
     api_key: str
 
     async def start(self) -> None:
-        """Start serving the base model; return once a request would be answered. Raises EngineError."""
+        """Start serving the base model; return once a request would be answered. Idempotent. Raises EngineError."""
         ...
 
     async def publish(self, name: str, adapter: Path | None) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from art_backend.protocols import Trainer
 from art_backend.unsloth_model import UnslothOptions, import_unsloth, unsloth_is_installed
 from art_core.errors import ConfigError, MissingExtraError
-
-log = logging.getLogger(__name__)
+from art_core.progress import say
 
 TrainerName = Literal["auto", "peft", "unsloth"]
 
@@ -48,7 +46,7 @@ def make_trainer(trainer: TrainerName | UnslothOptions, max_model_len: int) -> T
     """The trainer for sequences of up to `max_model_len` tokens. Takes up to half a minute where it imports Unsloth, so call
     it before Transformers is imported."""
     choice = choose_trainer(trainer)
-    log.info("Trainer: %s (%s).", choice.name, choice.reason)
+    say(f"Trainer: {choice.name} ({choice.reason}).")
     if choice.name == "peft":
         from art_backend.peft_trainer import PeftTrainer
 

@@ -17,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Train an agent from one sentence, check a judge, look at this machine. "
-    "Extras: [judge] to ask models, [local] to train on this machine: pip install 'art-plugins[judge,local,mcp]'.",
+    r"Extras: \[judge] to ask models, \[local] to train on this machine: pip install 'art-plugins\[judge,local,mcp]'.",
 )
 vllm = typer.Typer(no_args_is_help=True, help="The vLLM engine.")
 app.add_typer(vllm, name="vllm")
@@ -133,16 +133,24 @@ def doctor(as_json: AsJson = False) -> None:
 @vllm.command()
 def install(
     force: Annotated[bool, typer.Option("--force", help="Install again, over what is there.")] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the environment is made.", show_default="in your cache")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Install vLLM into an environment of its own, for this machine."""
+    """Install vLLM into an environment of its own, for this machine: the CUDA build on a GPU, else the CPU build."""
+    import logging
+
     from mcp_rl.config import require_local
 
     require_local()
     from art_backend.vllm import install as install_vllm
 
-    found = install_vllm(force=force)
+    logging.getLogger("art_core").setLevel(logging.INFO)  # minutes without a word look like a hang, also in a CI log
+    found = install_vllm(force=force, folder=folder)
     if as_json:
         print_json({"python": str(found.python), "version": found.version, "cpu_build": found.cpu_build})
         return
     typer.echo(f"vLLM {found.version} ({'CPU' if found.cpu_build else 'CUDA'} build): {found.python}")
+    if folder is not None:
+        typer.echo(f"Use it with: export ART_VLLM_PYTHON={found.python}")

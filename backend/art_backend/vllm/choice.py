@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,8 +11,7 @@ from art_backend.protocols import InferenceEngine
 from art_backend.vllm.gpus import gpus
 from art_backend.vllm.interpreter import NO_VLLM, find_interpreter
 from art_core.errors import ConfigError, EngineError
-
-log = logging.getLogger(__name__)
+from art_core.progress import say
 
 EngineName = Literal["auto", "transformers", "vllm"]
 
@@ -70,9 +68,9 @@ def choose_engine(engine: EngineName | VLLMOptions) -> EngineChoice:
 def make_engine(
     engine: EngineName | VLLMOptions, base_model: str, *, max_batch_size: int, max_model_len: int, lora_rank: int
 ) -> InferenceEngine:
-    """The engine for `base_model`, not started; `lora_rank` is that of its adapters. Says in the log which one and why."""
+    """The engine for `base_model`, not started; `lora_rank` is that of its adapters. Says which one and why."""
     choice = choose_engine(engine)
-    log.info("Engine: %s (%s).", choice.name, choice.reason)
+    say(f"Engine: {choice.name} ({choice.reason}).")
     if choice.name == "transformers":
         from art_backend.engine import TransformersEngine
 

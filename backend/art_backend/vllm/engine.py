@@ -76,10 +76,11 @@ class VLLMEngine:
     ) -> None:
         if max_batch_size < 1 or max_model_len < 2 or max_adapters < 1:
             raise ConfigError("max_batch_size and max_adapters must be at least 1, max_model_len at least 2.")
+        self.base_model = base_model
         self.base_url = ""
         self.api_key = secrets.token_urlsafe(24)
         self.log_file = Path(log_file) if log_file else cache_folder() / "logs" / f"vllm-{secrets.token_hex(4)}.log"
-        self._base_model, self._python, self._host = base_model, python, host
+        self._python, self._host = python, host
         self._max_batch_size, self._max_model_len = max_batch_size, max_model_len
         self._max_lora_rank, self._max_adapters, self._dtype = rank_for(max_lora_rank), max_adapters, dtype
         self._chat_template = Path(chat_template) if chat_template else None
@@ -140,7 +141,7 @@ class VLLMEngine:
         interpreter = find_interpreter(self._python)
         if interpreter is None:
             raise EngineError(NO_VLLM)
-        folder = resolve(self._base_model)
+        folder = resolve(self.base_model)
         self._files = tempfile.TemporaryDirectory(prefix="art-vllm-")
         options = self._options(folder, interpreter.cpu_build)
         standin = StandIn(self._host)

@@ -27,12 +27,16 @@ UNFIT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec")
 """The CPU build brings those of another torch, and Transformers then fails to import models."""
 
 
-def install(*, force: bool = False) -> Interpreter:
+def install(*, force: bool = False, folder: Path | None = None) -> Interpreter:
     """Make the private environment, unless it is there (`force`: anew), and return its Python. Takes minutes.
 
+    `folder` None: where every run of this user finds it; one in another folder is named in $ART_VLLM_PYTHON.
     Raises EngineError with the last words of the package client.
     """
-    folder = private_folder()
+    origin = PRIVATE if folder is None else "as given"
+    folder = private_folder() if folder is None else folder.absolute()
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
+        raise EngineError(f"{folder} holds something else than an environment: name an empty or a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if force or not (folder / COMPLETE).is_file():
@@ -41,7 +45,7 @@ def install(*, force: bool = False) -> Interpreter:
             say(f"Installing {requirement} into {folder}, once (3 GB or more).")
             _make(folder, requirement)
             (folder / COMPLETE).touch()
-    found = required(folder / "bin" / "python", PRIVATE)
+    found = required(folder / "bin" / "python", origin)
     say(f"vLLM {found.version} is installed in {folder}.")
     return found
 
@@ -56,7 +60,13 @@ def _make(folder: Path, requirement: str) -> None:
         _run([sys.executable, "-m", "venv", str(folder)])
         pip = [str(python), "-m", "pip"]
         install, remove = [*pip, "install"], [*pip, "uninstall", "--yes"]
-    _run([*install, requirement])
+    try:
+        _run([*install, requirement])
+    except EngineError:
+        # Where no wheel of PyTorch's CPU build is at hand, it is at PyTorch's own index, which uv knows.
+        if not uv or requirement != CPU_REQUIREMENT:
+            raise
+        _run([*install, "--torch-backend", "cpu", requirement])
     if requirement == CPU_REQUIREMENT:
         _run([*remove, *UNFIT_FOR_CPU])
 
