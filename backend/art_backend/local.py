@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -32,7 +32,7 @@ from art_backend.threads import in_own_thread
 from art_backend.trainer_choice import TrainerName, check_trainer, make_trainer
 from art_backend.vllm.choice import EngineName, VLLMOptions, check_engine, make_engine
 from art_core.backend import Endpoint, TrainResult
-from art_core.errors import ConfigError, TrainingError
+from art_core.errors import ConfigError, EngineError, TrainingError
 from art_core.files import write_json
 from art_core.storage import RunStore
 
@@ -81,7 +81,8 @@ class LocalBackend:
     Args:
         path: where models are kept; None: each model's own `base_path`.
         engine: `transformers` runs embedded, wherever torch runs, `vllm` in a process of its own, `auto` picks what fits this
-            machine, and `VLLMOptions(reasoning_parser="qwen3", ...)` stands for `vllm` with those options.
+            machine, and `VLLMOptions(reasoning_parser="qwen3", ...)` stands for `vllm` with those options. Or an engine of
+            your own, which several backends may share: it is started where need be, and left running.
         trainer: `peft` runs wherever torch runs, `unsloth` is faster on a GPU, `auto` picks what fits this machine, and
             `UnslothOptions(load_in_4bit=True, ...)` stands for `unsloth` with those options.
         adapter: shape of the LoRA adapter of models that have no checkpoint yet.
@@ -94,19 +95,21 @@ class LocalBackend:
         self,
         *,
         path: str | Path | None = None,
-        engine: EngineName | VLLMOptions = "auto",
+        engine: EngineName | VLLMOptions | InferenceEngine = "auto",
         trainer: TrainerName | UnslothOptions = "auto",
         adapter: AdapterConfig | None = None,
         max_batch_size: int = 32,
         max_model_len: int = 2048,
         seed: int = 0,
     ) -> None:
-        check_engine(engine)
+        self._shared_engine = engine if isinstance(engine, InferenceEngine) else None
+        self._engine_asked: EngineName | VLLMOptions = "auto" if isinstance(engine, InferenceEngine) else engine
+        check_engine(self._engine_asked)
         check_trainer(trainer)
         self.path = Path(path) if path is not None else None
         self.adapter = adapter or AdapterConfig()
         self.seed = seed
-        self._engine_asked, self._trainer = engine, trainer
+        self._trainer = trainer
         self._max_batch_size, self._max_model_len = max_batch_size, max_model_len
         self._engines: dict[str, InferenceEngine] = {}
         self._runs: dict[Path, _Run] = {}
@@ -203,9 +206,13 @@ class LocalBackend:
             return await self._complete(model, run, metrics, reason=None)
 
     async def close(self) -> None:
-        """Stop the engines and free the models. Idempotent."""
+        """Stop the engines, but for one that was given, and free the models. Idempotent."""
         for run in self._runs.values():
             run.trainer.close()
+            if run.engine is self._shared_engine:
+                with suppress(EngineError):  # it may be closed
+                    for name in run.published:
+                        await run.engine.retire(name)
         for engine in self._engines.values():
             await engine.close()
         self._runs.clear()
@@ -261,7 +268,12 @@ class LocalBackend:
         return run
 
     async def _engine(self, base_model: str) -> InferenceEngine:
-        """One engine a base model, shared by all models trained on it."""
+        """One engine a base model, shared by all models trained on it. Raises ConfigError when the one given has another."""
+        if (shared := self._shared_engine) is not None:
+            if await asyncio.to_thread(lambda: resolve(shared.base_model) != resolve(base_model)):
+                raise ConfigError(f"The engine serves {shared.base_model}, the model is trained on {base_model}.")
+            await shared.start()
+            return shared
         if base_model not in self._engines:
             engine = await asyncio.to_thread(
                 make_engine,
