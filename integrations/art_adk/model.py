@@ -17,8 +17,7 @@ from art_core.capture.roles import role as calling_as
 from art_core.errors import ConfigError
 from art_core.models import Model
 
-AGENT_LABEL = "adk_agent_name"
-"""The label of a request in which ADK names the agent that makes it."""
+AGENT_LABEL = "adk_agent_name"  # of a request, by ADK
 _OWNED = {"api_base", "api_key", "base_url", "client", "custom_llm_provider", "llm_client"}
 
 
@@ -27,8 +26,7 @@ class ART(LiteLlm):
     agents, rollouts, threads and event loops. A call names the model, and the newest policy version answers it.
 
     `role` is that of all its calls; None: the name of the agent that makes the call. `parameters` are sent with each call
-    (`temperature=1.0`, `max_tokens=256`); one that names an endpoint raises ConfigError.
-    """
+    (`temperature=1.0`, `max_tokens=256`); one that names an endpoint raises ConfigError."""
 
     _role: str | None = PrivateAttr(default=None)
 

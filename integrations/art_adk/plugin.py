@@ -1,7 +1,7 @@
 """What an ADK run tells about itself, on the trajectory of its rollout. The turns come from capture, not from events.
 
-Nothing is keyed by session: an `AgentTool` opens one of its own, but runs in the capture scope of the rollout, as do ADK's
-tasks and threads. A context variable tells its run from the outer one; ADK's task for the tool call keeps it to itself.
+Nothing is keyed by session: an `AgentTool` opens its own, but runs in the capture scope of the rollout. A context variable
+tells its run from the outer one; ADK's task for the tool call keeps it to itself.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ from weakref import WeakKeyDictionary
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
+from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
+from google.genai.types import FunctionCall, Part
 
 from art_core.capture import CaptureScope, current_scope
 from art_core.end_reason import EndReason
 
+JSON = dict[str, Any]
 _depth: ContextVar[int] = ContextVar("art_adk_depth", default=0)  # tool calls that the running code is in
 _OF_CODES = {"MALFORMED_FUNCTION_CALL": EndReason.INVALID_TOOL_CALL, "MAX_TOKENS": EndReason.LENGTH}
-_OF_ERRORS = {  # by name or code: importing LiteLLM for its class takes seconds
-    "LlmCallsLimitExceededError": EndReason.CALL_LIMIT,
-    "ContextWindowExceededError": EndReason.CONTEXT_OVERFLOW,
-    "context_length_exceeded": EndReason.CONTEXT_OVERFLOW,
-}
+_OVERFLOW = dict.fromkeys(("ContextWindowExceededError", "context_length_exceeded"), EndReason.CONTEXT_OVERFLOW)
+_OF_ERRORS = {"LlmCallsLimitExceededError": EndReason.CALL_LIMIT, **_OVERFLOW}  # importing the classes takes seconds
 _BY_TOOL = "art_adk_raised_by_tool"  # set on an error: what ADK reports of it afterwards differs from case to case
+_UNREADABLE = "unreadable_arguments"  # names the sampled text where the arguments of a call are no object
 
 
 class RolloutPlugin(BasePlugin):
     """`App(plugins=[RolloutPlugin()])`: describes runs on the trajectory of the rollout they belong to, if any.
 
-    Metadata: `session_id`, `end_reason` and `output` (text of the final response) of the outer run, `invocation_ids` of
-    all runs, `agents` as they first spoke, `error`. Metrics: `tool_calls`, `tool_errors`, `invalid_args` (replies with
-    arguments that are no JSON object). `recover_tools`: answer the model with the error of a tool that raised, which else
-    ends the run.
-    """
+    Metadata: `session_id`, `end_reason` and `output` (final text) of the outer run, `invocation_ids` of all runs, `agents` as
+    they first spoke, `error`. Metrics: `tool_calls`, `tool_errors`, `invalid_args` (replies with arguments that are no JSON
+    object). `recover_tools`: answer the model with the error of a tool that raised, which else ends the run."""
 
     def __init__(self, *, recover_tools: bool = False) -> None:
         super().__init__("art_rollout")
@@ -45,8 +44,7 @@ class RolloutPlugin(BasePlugin):
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
         """Name the run. Until it ends it counts as cancelled, for ADK tells no plugin when that happens."""
         if scope := current_scope():
-            zeros = dict.fromkeys(("tool_calls", "tool_errors", "invalid_args"), 0)  # means over trajectories need them
-            scope.trajectory.metrics = zeros | scope.trajectory.metrics
+            scope.trajectory.metrics = {"tool_calls": 0, "tool_errors": 0, "invalid_args": 0} | scope.trajectory.metrics
             metadata = scope.trajectory.metadata
             metadata.setdefault("invocation_ids", []).append(invocation_context.invocation_id)
             if _depth.get() == 0:
@@ -67,24 +65,33 @@ class RolloutPlugin(BasePlugin):
             if event.is_final_response() and (text := "".join(p.text or "" for p in parts if not p.thought)):
                 scope.trajectory.metadata["output"] = text
 
-    async def before_tool_callback(self, *, tool: BaseTool, tool_args: Any, tool_context: Any) -> None:
-        """Count the call."""
-        _depth.set(_depth.get() + 1)
-        if scope := current_scope():
-            _count(scope, "tool_calls")
+    async def after_model_callback(self, *, callback_context: Any, llm_response: LlmResponse) -> None:
+        """ADK drops the calls that it cannot read: beside one that it reads, put them back to be answered with an error."""
+        parts = (llm_response.content and llm_response.content.parts) or []
+        read = {part.function_call.id for part in parts if part.function_call}
+        if llm_response.error_code and read and (scope := current_scope()):
+            turns: Any = [choice.message.tool_calls or () for call in scope.calls[::-1] for choice in call.choices()]
+            for call in next((turn for turn in turns if read < {call.id for call in turn}), ()):
+                if call.id not in read:
+                    args = {_UNREADABLE: call.function.arguments}
+                    parts.append(Part(function_call=FunctionCall(id=call.id, name=call.function.name, args=args)))
 
-    async def on_tool_error_callback(
-        self, *, tool: BaseTool, tool_args: Any, tool_context: Any, error: BaseException
-    ) -> dict[str, Any] | None:
-        """Count the error, and recover if asked to. A tool that does not exist ADK answers itself."""
-        if not isinstance(error, Exception):
-            return None  # a cancelled call
-        text = f"{type(error).__name__}: {error}"
+    async def before_tool_callback(self, *, tool: Any, tool_args: JSON, tool_context: Any) -> JSON | None:
+        """Count the call, and answer one that ADK could not read."""
+        _depth.set(_depth.get() + 1)
+        unreadable = tool_args.keys() == {_UNREADABLE}
         if scope := current_scope():
+            _count(scope, "tool_calls", not unreadable)
+        return {"error": "The arguments are no JSON object, so nothing was done."} if unreadable else None
+
+    async def on_tool_error_callback(self, *, tool: Any, tool_args: Any, tool_context: Any, error: Any) -> JSON | None:
+        """Count the error, and recover if asked to. A tool that does not exist ADK answers itself."""
+        text, failed = f"{type(error).__name__}: {error}", isinstance(error, Exception)  # else it was cancelled
+        if failed and (scope := current_scope()):
             _count(scope, "tool_errors")
             scope.trajectory.log(f"tool {tool.name}: {text}")
             setattr(error, _BY_TOOL, True)
-        return {"error": text} if self._recover_tools and type(tool) is not BaseTool else None
+        return {"error": text} if failed and self._recover_tools and type(tool) is not BaseTool else None
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
         """Note what ended the outer run. ADK raises an error again in handling its wrapper, which looks like its cause."""

@@ -26,8 +26,7 @@ async def rollout(
     """Send `message` to the agent in a new session (with `state`) and return what happens until its answer. Any number may
     run side by side on one agent. Within a rollout (`train_agent`, `capture_auto_trajectory`) that one is continued.
 
-    A `RolloutPlugin` is added where none is. Whatever ends the run is raised, with the partial `trajectory` on it.
-    """
+    A `RolloutPlugin` is added where none is. Whatever ends the run is raised, with the partial `trajectory` on it."""
     runner = _runner(agent)
     content = Content(role="user", parts=[Part(text=message)]) if isinstance(message, str) else message
 
@@ -46,11 +45,8 @@ async def rollout(
 
 def _runner(agent: BaseAgent | App | Runner) -> Runner:
     """Never closed: that would close toolsets of the agent, which other rollouts are using."""
-    app = agent if isinstance(agent, App | Runner) else App(name="rollout", root_agent=agent)
-    plugins = app.plugin_manager.plugins if isinstance(app, Runner) else app.plugins
-    if not any(isinstance(plugin, RolloutPlugin) for plugin in plugins):
-        if isinstance(app, Runner):
-            app.plugin_manager.register_plugin(RolloutPlugin())
-        else:
-            app = app.model_copy(update={"plugins": [*plugins, RolloutPlugin()]})
-    return app if isinstance(app, Runner) else InMemoryRunner(app=app)
+    app = App(name="rollout", root_agent=agent) if isinstance(agent, BaseAgent) else agent
+    runner = app if isinstance(app, Runner) else InMemoryRunner(app=app)
+    if not any(isinstance(plugin, RolloutPlugin) for plugin in runner.plugin_manager.plugins):
+        runner.plugin_manager.register_plugin(RolloutPlugin())
+    return runner

@@ -17,7 +17,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from pydantic import BaseModel
 
-from art_adk import ART
+from art_adk import ART, RolloutPlugin
 from art_core import Model, TrainableModel
 from art_core.calls import CallStatus, Extra, extra_field
 from art_core.capture import capture
@@ -125,13 +125,32 @@ async def test_frm_01_invalid_arguments_end_the_run_and_are_kept(config: RunConf
     assert trajectory.messages()[-1]["tool_calls"], "what a judge reads shows the call"
 
 
-async def test_frm_01_a_valid_call_beside_an_invalid_one_goes_on_as_adk_does(tmp_path: Path):
-    script = [Reply("A", [OSLO, tool_call("b", "look", '{"city":')]), DONE]
-    plain = (await run_both(agent, script, PLAIN, tmp_path)).trajectory
+async def test_frm_01_an_invalid_call_beside_a_valid_one_is_answered_with_an_error(tmp_path: Path):
+    """Without a `RolloutPlugin`, and in a stream (which drops the valid call too), ADK does what it does on its own model."""
+    script = numbered([Reply("A", [OSLO, tool_call("b", "look", '{"city":')]), DONE])
+    with ScriptedServer(script) as server, capture() as scope:
+        made = agent(ART(served_model(server.base_url, tmp_path)))
+        await run(made, PLAIN, RolloutPlugin())
+    trajectory = scope.trajectory
+    results = {m["tool_call_id"]: m["content"] for m in server.requests[1]["messages"] if m["role"] == "tool"}
+    assert "sunny in Oslo" in results["a"]
+    assert "no JSON object" in results["b"]
+    assert turns(trajectory) == [sampled_in(reply) for reply in script]
+    assert trajectory.choices()[0].message.tool_calls[1].function.arguments == '{"city":', "as it was sampled"
+    assert trajectory.metadata["end_reason"] == "finished"
+    assert (trajectory.metrics["invalid_args"], trajectory.metrics["tool_calls"]) == (1, 1)
+    with ScriptedServer(script) as server, capture():
+        await run(agent(ART(served_model(server.base_url, tmp_path))), PLAIN)
+    assert [m["tool_call_id"] for m in server.requests[1]["messages"] if m["role"] == "tool"] == ["a"]
     streamed = (await run_both(agent, script, SSE, tmp_path)).trajectory
-    assert [plain.metadata["end_reason"], streamed.metadata["end_reason"]] == ["finished", "invalid_tool_call"]
-    assert [plain.metrics["invalid_args"], streamed.metrics["invalid_args"]] == [1, 1]
-    assert [len(turns(plain)), len(turns(streamed))] == [2, 1], "a stream drops the valid call too"
+    assert (streamed.metadata["end_reason"], streamed.metrics["invalid_args"]) == ("invalid_tool_call", 1)
+    assert len(turns(streamed)) == 1
+
+
+async def test_frm_01_arguments_that_adk_repairs_stay_as_they_are(tmp_path: Path):
+    script = [Reply(None, [OSLO, tool_call("b", "look", "{'city': 'Rome'}")]), DONE]
+    trajectory = (await run_both(agent, script, PLAIN, tmp_path)).trajectory
+    assert (trajectory.metrics["invalid_args"], trajectory.metrics["tool_calls"]) == (0, 2)
 
 
 @both_modes
