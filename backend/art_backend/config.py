@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from art_backend.contradictions import contradictions, defined_by
+from art_core.errors import ConfigError
 
 LossName = Literal["cispo", "ppo", "dapo", "dr_grpo", "gspo", "reinforce"]
 Level = Literal["token", "sequence", "average", "geometric_average"]
@@ -96,6 +97,9 @@ class GRPOConfig(_Config):
     """Train only the calls of these roles (see `art_core.role`); None: all."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    activation_checkpointing: bool | Literal["auto"] = "auto"
+    """Compute the activations of decoder layers twice instead of keeping them (arXiv:1604.06174); "auto": where those of the
+    largest row would not fit into the memory that is free."""
     packed_sequence_length: int = Field(default=2048, gt=0)
     """Token budget of a packed row: bounds the memory of a step, never changes its result. A longer sequence gets a row of
     its own."""
@@ -133,4 +137,20 @@ class SFTConfig(_Config):
     epochs: int = Field(default=1, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    activation_checkpointing: bool | Literal["auto"] = "auto"
+    """As in `GRPOConfig`."""
     packed_sequence_length: int = Field(default=2048, gt=0)
+
+
+C = TypeVar("C", GRPOConfig, SFTConfig)
+
+
+def parse_config(kind: type[C], options: dict[str, Any]) -> C:
+    """Options as a typed object. Raises ConfigError naming the first option that is unknown or out of range."""
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = ".".join(str(part) for part in first["loc"]) or "options"
+        known = ", ".join(sorted(kind.model_fields))
+        raise ConfigError(f"{option}: {first['msg']} (known options: {known}).") from None

@@ -18,6 +18,7 @@ import torch
 from art_backend.attention import lay_out, use_trie_attention
 from art_backend.packing import Row, pack
 from art_backend.protocols import TrainSequence
+from art_backend.recompute import KeptBytes, recomputed
 from art_backend.trie import Predictions, build_trie
 from art_core.errors import TrainingError
 
@@ -92,9 +93,13 @@ class PackedModel:
         for at, chunk, index in _chunks(row.predictions):
             yield self._score(hidden_NE[torch.from_numpy(at).to(self.device)], chunk, index)
 
-    def backward(self, row: Row, objective: Objective) -> None:
-        """Add the gradient of the summed losses of a row to the parameters' gradients; `objective` is called once a chunk."""
-        hidden_NE = self._hidden(row)
+    def backward(self, row: Row, objective: Objective, *, recompute: bool = False) -> None:
+        """Add the gradient of the summed losses of a row to the parameters' gradients; `objective` is called once a chunk.
+
+        `recompute` keeps no activations within layers and computes them a second time: the same gradient in less memory.
+        """
+        with recomputed(self.decoder, recompute):
+            hidden_NE = self._hidden(row)
         gradient_NE = torch.zeros_like(hidden_NE)
         for at, chunk, index in _chunks(row.predictions):
             at_R = torch.from_numpy(at).to(self.device)
@@ -103,6 +108,13 @@ class PackedModel:
             (gradient_RE,) = torch.autograd.grad(losses_E.sum(), states_RE)
             gradient_NE.index_add_(0, at_R, gradient_RE)
         torch.autograd.backward(hidden_NE, gradient_NE)
+
+    def kept_bytes(self, row: Row) -> int:
+        """What autograd keeps between the forward and the backward pass of a row, beside the weights."""
+        kept = KeptBytes(self.model)
+        with kept:
+            self._hidden(row)
+        return kept.total
 
     def _hidden(self, row: Row) -> torch.Tensor:
         """Last hidden states (N, E)."""

@@ -74,6 +74,7 @@ class PeftTrainer:
         for batch in batches:
             _check(batch, session.packed.vocabulary)
         optimizer_steps = config.epochs * len(batches)
+        recompute, memory = session.plan_activations(config, batches)
         with clock("score"):
             if needs_start(config, optimizer_steps):
                 for batch in batches:
@@ -89,13 +90,13 @@ class PeftTrainer:
                         of_calls = call_log_ratios(config, batch, session.score(batch))
                 with clock("backward"):
                     objective = PolicyObjective(config, batch, tally, of_calls)
-                    norms.append(session.gradient(batch, objective, config.max_grad_norm))
+                    norms.append(session.gradient(batch, objective, config.max_grad_norm, recompute=recompute))
                 tally.close_gaps()
                 with clock("optimizer"):
                     session.descend(config, rate)
         session.policy_steps += 1
         _return_freed_memory()
-        return tally.metrics(optimizer_steps) | clock.metrics() | _metrics(sequences, batches, norms, rate)
+        return tally.metrics(optimizer_steps) | clock.metrics() | memory | _metrics(sequences, batches, norms, rate)
 
     def sft_step(self, sequences: Sequence[TrainSequence], config: SFTConfig) -> dict[str, float]:
         """One optimizer step of cross-entropy on the sampled tokens (those whose logprob is not None), mean over tokens.
@@ -106,6 +107,7 @@ class PeftTrainer:
         with clock("pack"):
             batch = make_minibatch(sequences, session.packed.device, budget=config.packed_sequence_length)
         _check(batch, session.packed.vocabulary)
+        recompute, memory = session.plan_activations(config, [batch])
 
         def objective(scores: Scores) -> torch.Tensor:
             losses = -scores.logprob * batch.weight[scores.entry]
@@ -113,11 +115,12 @@ class PeftTrainer:
             return losses
 
         with clock("backward"):
-            norm = session.gradient(batch, objective, config.max_grad_norm)
+            norm = session.gradient(batch, objective, config.max_grad_norm, recompute=recompute)
         with clock("optimizer"):
             session.descend(config, config.learning_rate)
         _return_freed_memory()
-        return tally.metrics() | clock.metrics() | _metrics(sequences, [batch], [norm], config.learning_rate)
+        of_batch = _metrics(sequences, [batch], [norm], config.learning_rate)
+        return tally.metrics() | clock.metrics() | memory | of_batch
 
     def save(self, folder: Path) -> None:
         """Write the PEFT adapter to `folder` and optimizer, step numbers and RNG to `folder/trainer_state/`."""

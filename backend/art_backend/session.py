@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from art_backend.activation_memory import activation_bytes, bytes_per_token, recomputes
 from art_backend.adapter_files import adapter_parameters, attach_adapter, read_adapter
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 from art_backend.kl import weights_replaced
@@ -41,6 +42,7 @@ class Session:
         self.optimizer = torch.optim.AdamW(self.parameters.values(), betas=BETAS)
         self.steps = 0
         self.policy_steps = 0
+        self._bytes_per_token: float | None = None
 
     @staticmethod
     def attach(packed: PackedModel, base_model: str, shape: AdapterConfig, seed: int) -> Session:
@@ -74,15 +76,27 @@ class Session:
             for batch in batches:
                 batch.reference = self.score(batch)
 
-    def gradient(self, batch: Minibatch, objective: Objective, max_norm: float) -> float:
+    def plan_activations(
+        self, config: GRPOConfig | SFTConfig, batches: list[Minibatch]
+    ) -> tuple[bool, dict[str, float]]:
+        """Whether activations are to be computed twice, by `config` or for want of memory, and what was estimated."""
+        if self._bytes_per_token is None:
+            self._bytes_per_token = bytes_per_token(self.packed)
+        rows = [row for batch in batches for row in batch.rows]
+        estimate = activation_bytes(self.packed, rows, self._bytes_per_token)
+        recompute = recomputes(config.activation_checkpointing, self.packed, estimate)
+        return recompute, {"memory/activations_estimated_gb": estimate / 1e9, "memory/recomputed": float(recompute)}
+
+    def gradient(self, batch: Minibatch, objective: Objective, max_norm: float, *, recompute: bool = False) -> float:
         """Replace the parameters' gradients by that of `objective`, clipped to `max_norm`; returns its norm before.
 
+        `recompute` computes activations twice instead of keeping them.
         Raises TrainingError when it is not finite.
         """
         self.optimizer.zero_grad()
         with memory_explained(batch):
             for row in batch.rows:
-                self.packed.backward(row, objective)
+                self.packed.backward(row, objective, recompute=recompute)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), max_norm).item()
         if not math.isfinite(norm):
             raise TrainingError(
@@ -124,6 +138,6 @@ def memory_explained(batch: Minibatch) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"a row of up to {max(map(len, batch.rows))} tokens does not fit into GPU memory: lower packed_sequence_length "
-            "(a row is never shorter than its longest sequence)."
+            f"a row of up to {max(map(len, batch.rows))} tokens does not fit into GPU memory: give "
+            "activation_checkpointing=True, or lower packed_sequence_length (a row is never shorter than its longest sequence)."
         ) from error

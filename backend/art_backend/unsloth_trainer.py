@@ -61,7 +61,9 @@ class UnslothTrainer(PeftTrainer):
             )
         separate = isinstance(self._session().packed, SeparateRows)
         budget = BUDGET if separate else min(config.packed_sequence_length, allowed)
-        return config.model_copy(update={"packed_sequence_length": budget})
+        # Unsloth recomputes by its own option: once is enough.
+        own = {"activation_checkpointing": False} if self._options.checkpointing else {}
+        return config.model_copy(update={"packed_sequence_length": budget, **own})
 
 
 class UnslothSession(Session):

@@ -1,0 +1,100 @@
+"""Whether the activations of a step fit into memory, so that they need not be computed twice.
+
+What a token costs depends on the architecture, the precision and how layers are written, so it is measured: one short
+forward pass, in which autograd's kept tensors are counted. What does not grow with tokens alone is added by formula: the
+keys that tiles of branches gather from their ancestors, and the logits of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from art_backend.attention import TILE
+from art_backend.packed_model import CHUNK, PackedModel
+from art_backend.packing import Row, pack
+from art_backend.protocols import TrainSequence
+from art_backend.recompute import decoder_layers
+from art_backend.trie import build_trie
+from art_core.errors import TrainingError
+
+SAMPLE = 64
+"""Tokens of the measured pass."""
+SHARE = 0.8
+"""Of the available memory that a step may plan with: the allocator and the backward pass need room of their own."""
+LOGITS = 4
+"""Float32 copies of a chunk's logits that exist at once."""
+CGROUPS = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+
+
+def bytes_per_token(packed: PackedModel) -> float:
+    """What autograd keeps of a token of a row until its backward pass, in bytes."""
+    ids = tuple(i % packed.vocabulary for i in range(SAMPLE + 1))
+    (row,) = pack(build_trie([TrainSequence(ids, (0.0,), advantage=0.0)]), budget=SAMPLE)
+    return packed.kept_bytes(row) / len(row)
+
+
+def activation_bytes(packed: PackedModel, rows: Iterable[Row], per_token: float) -> int:
+    """The memory, in bytes, that the largest of `rows` takes at the end of its forward pass, beside the weights."""
+    config = packed.model.config
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    of_a_key = 2 * kv_heads * width * packed.model.dtype.itemsize * config.num_hidden_layers
+
+    def gathered(row: Row) -> float:
+        """Keys that tiles copy together; a row without branches is read in place."""
+        return float((row.positions + 1).sum()) / TILE if len(row.segments) > 1 else 0.0
+
+    largest = max((len(row) * per_token + gathered(row) * of_a_key for row in rows), default=0.0)
+    return int(largest) + LOGITS * 4 * CHUNK * packed.vocabulary
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Memory that this process can still have on `device`; None where the system does not say."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    limits = [limit for limit in (_of_system(), *map(_of_cgroup, CGROUPS)) if limit is not None]
+    return min(limits, default=None)
+
+
+def recomputes(choice: bool | Literal["auto"], packed: PackedModel, estimate: int) -> bool:
+    """Whether layers are to be computed twice, given how much memory they would take otherwise, in bytes.
+
+    Raises TrainingError when that is asked for and the model's layers cannot be found.
+    """
+    possible = bool(decoder_layers(packed.decoder))
+    if choice is True and not possible:
+        raise TrainingError(
+            f"{type(packed.model).__name__} does not say what its layers are, so activation_checkpointing=True cannot be "
+            "done: leave it out and lower packed_sequence_length."
+        )
+    if choice != "auto":
+        return choice
+    available = available_bytes(packed.device)
+    return possible and available is not None and estimate > SHARE * available
+
+
+def _of_system() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _of_cgroup(names: tuple[str, str, str], root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container may still use; its cached files do not count, they make room."""
+    try:
+        limit, used, figures = ((root / name).read_text() for name in names)
+        cached = next((int(line.split()[1]) for line in figures.splitlines() if line.startswith("inactive_file ")), 0)
+        return int(limit) - int(used) + cached
+    except (OSError, ValueError):  # no limit, or no cgroup
+        return None
