@@ -21,7 +21,7 @@ from art_core.agent_rollout import AgentRunner, calls_outside
 from art_core.gather import gather_trajectories
 from art_core.judging.summary import judge_summary, require_judged
 from art_core.models import TrainableModel
-from art_core.progress import say
+from art_core.progress import Progress, say
 from art_core.types import RolloutException, Trajectory, TrajectoryGroup
 
 VALIDATION = "val"
@@ -74,7 +74,7 @@ class AgentRun:
         }
         said = ""
         if self.score_group is not None:
-            groups = await score_groups(groups, self.score_group)
+            groups = await score_groups(groups, self.score_group, f"{title}, judging")
             if (summary := judge_summary(groups)).judged:
                 said = f", {summary}"
                 extra |= summary.metrics()
@@ -142,14 +142,17 @@ class AgentRun:
         return {t.metadata["rollout"]: t for group in groups for t in group if "rollout" in t.metadata}
 
 
-async def score_groups(groups: Iterable[TrajectoryGroup], score_group: ScoreGroup) -> list[TrajectoryGroup]:
+async def score_groups(groups: Sequence[TrajectoryGroup], score_group: ScoreGroup, title: str) -> list[TrajectoryGroup]:
     """`groups` with their rewards. Raises NothingJudgedError when none of their rollouts has one."""
 
     async def one(group: TrajectoryGroup) -> TrajectoryGroup:
         scored = score_group(group)
-        return await scored if inspect.isawaitable(scored) else scored
+        scored = await scored if inspect.isawaitable(scored) else scored
+        progress.advance(list(scored), 0)
+        return scored
 
-    scored = list(await asyncio.gather(*map(one, groups)))
+    with Progress(title, len(groups), max_metrics=1) as progress:
+        scored = list(await asyncio.gather(*map(one, groups)))
     if _mean_reward(scored) is None:
         require_judged(scored)
     return scored

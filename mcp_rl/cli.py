@@ -33,6 +33,15 @@ Destructive = Annotated[
 ]
 HeldOut = Annotated[float, typer.Option(help="Share of the scenarios made that is kept for evaluation.")]
 Seed = Annotated[int, typer.Option(help="Fixes scenarios, sampling and training.")]
+Generator = Annotated[
+    str | None,
+    typer.Option(
+        help="Let this model write the scenarios (litellm's name, e.g. openai/gpt-4.1-mini).", show_default=False
+    ),
+]
+GeneratorURL = Annotated[
+    str | None, typer.Option(help="An OpenAI-compatible server that has the generator.", show_default=False)
+]
 Isolate = Annotated[bool, typer.Option("--isolate", help="Start a fresh stdio server for each rollout.")]
 
 
@@ -76,12 +85,8 @@ def scenarios(
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("scenarios.jsonl"),
     held_out: HeldOut = 1 / 3,
     seed: Seed = 0,
-    generator: Annotated[
-        str | None, typer.Option(help="Let this model write them (litellm's name, e.g. openai/gpt-4.1-mini).")
-    ] = None,
-    generator_url: Annotated[
-        str | None, typer.Option(help="An OpenAI-compatible server that has the generator.", show_default=False)
-    ] = None,
+    generator: Generator = None,
+    generator_url: GeneratorURL = None,
     tools: Tools = None,
     exclude_tools: Exclude = None,
     allow_destructive: Destructive = False,
@@ -112,6 +117,8 @@ def train(
     output: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/mcp-rl"),
     scenarios: Annotated[Path | None, typer.Option(help="A file of `mcp-rl scenarios`; default: make them.")] = None,
     num_scenarios: Annotated[int, typer.Option(min=2, help="How many to make.")] = 48,
+    generator: Generator = None,
+    generator_url: GeneratorURL = None,
     held_out: HeldOut = 1 / 3,
     max_calls: Annotated[int, typer.Option(min=1, max=3, help="Most calls that a scenario made needs.")] = 3,
     resume: Annotated[

@@ -39,6 +39,10 @@ class TrainConfig(RunOptions):
     seed: int = 0
     scenarios: Path | None = None
     """A file written by `mcp-rl scenarios`; None: scenarios are made from the server's schemas."""
+    generator: str | None = None
+    """The model that writes the scenarios; None: they are made by rule. See `mcp_rl.scenarios.llm`."""
+    generator_url: str | None = None
+    """An OpenAI-compatible server that has the generator; None: the provider's own."""
     num_scenarios: int = Field(default=48, ge=2)
     held_out: float = Field(default=1 / 3, gt=0, lt=1)
     """The share of the scenarios made that is only evaluated on."""

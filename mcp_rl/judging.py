@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from art_core.errors import ConfigError
 from art_core.files import append_lines, read_lines
-from art_core.judging import DEFAULT_RUBRIC, judge_summary, ruler_score_group
+from art_core.judging import DEFAULT_RUBRIC, JudgeError, judge_summary, ruler, ruler_score_group
 from art_core.judging.summary import INDEPENDENT_REWARD, RULER_SCORE
 from art_core.llm import StructuredLLM
 from art_core.llm.cache import content_key
@@ -181,7 +182,7 @@ async def open_judge(
     """The judge `name` of a run, with `options` of `GroupJudge`.
 
     `local` is the base model of the registered `model`: the same engine serves it, and training does not change it. The
-    engine's context is short, so the prompts are.
+    engine's context is short, so the prompts are. Raises ConfigError when that model cannot judge.
     """
     if name != LOCAL:
         return GroupJudge(judge_llm(name, url), folder, **options)
@@ -194,4 +195,20 @@ async def open_judge(
         max_tokens=LOCAL_TOKENS,
         timeout=LOCAL_SECONDS,
     )
+    if not read_judgements(folder):  # it has not judged in this run yet
+        await _try_out(llm, model)
     return GroupJudge(llm, folder, limits=LOCAL_LIMITS, **options)
+
+
+async def _try_out(llm: StructuredLLM, model: TrainableModel) -> None:
+    """Raise ConfigError unless a local judge gives a verdict on two short attempts: small models hardly ever do, and that
+    is better known now than after the first rollouts."""
+    question = {"role": "user", "content": "What is 2 + 2?"}
+    attempts = [[question, {"role": "assistant", "content": text}] for text in ("It is 4.", "It is 5.")]
+    try:
+        await ruler(attempts, llm, prompt_chars=int(LOCAL_LIMITS["prompt_chars"]))
+    except JudgeError as error:
+        raise ConfigError(
+            f"--judge {LOCAL} cannot be used: {model.base_model} gave no verdict on a trial of two short attempts ({error}) "
+            "Give a larger --model, or another judge by --judge and --judge-url."
+        ) from error

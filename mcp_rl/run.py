@@ -12,10 +12,11 @@ from art_core.errors import ConfigError
 from art_core.judging import DEFAULT_RUBRIC
 from mcp_rl.config import TrainConfig
 from mcp_rl.console import Display, quiet_libraries
-from mcp_rl.judging import GroupJudge, open_judge
+from mcp_rl.judging import GroupJudge, judge_llm, open_judge
 from mcp_rl.rollout import Agent, load_agent
 from mcp_rl.run_folder import RunFolder
 from mcp_rl.scenarios import KINDS, MIX, Scenario, generate, load, save
+from mcp_rl.scenarios.make import written
 
 if TYPE_CHECKING:
     from art_backend import LocalBackend
@@ -107,6 +108,17 @@ async def _load_scenarios(
     source = folder.scenarios if folder.scenarios.exists() else config.scenarios
     if source is not None:
         scenarios = load(source)
+    elif config.generator is not None:
+        display.line(f"{config.generator} writes scenarios, and the server is asked to check them ...", style="dim")
+        scenarios = await written(
+            server,
+            judge_llm(config.generator, config.generator_url),
+            folder.scenarios.with_suffix(".partial.jsonl"),
+            num=config.num_scenarios,
+            seed=config.seed,
+            held_out=config.held_out,
+            max_calls=config.max_calls,
+        )
     else:
         display.line("Making scenarios from the server's schemas ...", style="dim")
         kinds = [kind for kind in MIX if KINDS.index(kind) < config.max_calls]

@@ -22,6 +22,7 @@ from mcp_rl.config import TrainConfig
 from mcp_rl.console import Display, clock
 from mcp_rl.evaluate import evaluate
 from mcp_rl.judging import require_judge
+from mcp_rl.preflight import preflight
 from mcp_rl.records import EvalRecord, Stage, Summary
 from mcp_rl.run import Run, open_run
 from mcp_rl.run_folder import RunFolder
@@ -49,6 +50,8 @@ async def train(config: TrainConfig, display: Display) -> Summary:
     if config.judge is not None:
         done = sum(step.phase is records.Phase.GRPO for step in folder.read_steps())
         await require_judge(config.judge, config.judge_url, needed=done < config.steps)
+    if config.generator is not None:
+        await _require_generator(config, folder)
     async with open_run(config, folder, display) as run:
         evaluations = {Stage.BASE: await _evaluate(run, Stage.BASE, 0)}
         await _warm_up(run)
@@ -59,6 +62,14 @@ async def train(config: TrainConfig, display: Display) -> Summary:
         await train_steps(run)
         evaluations[Stage.AFTER] = await _evaluate(run, Stage.AFTER, run.first_step + config.steps)
         return await _finish(run, evaluations)
+
+
+async def _require_generator(config: TrainConfig, folder: RunFolder) -> None:
+    """Raise ConfigError unless the generator can be asked, where it will be."""
+    if config.scenarios is not None:
+        raise ConfigError("Scenarios come from --scenarios or from --generator: leave one of them out.")
+    if not folder.scenarios.exists():
+        await preflight(f"--generator {config.generator}", str(config.generator), config.generator_url)
 
 
 async def _evaluate(run: Run, stage: Stage, step: int) -> EvalRecord:

@@ -3,11 +3,11 @@
 What it does: a fresh process (isolated mode, own session, own temporary folder as working folder and home, an environment
 without the caller's variables and so without its keys), limits on wall time, CPU time, address space, file size and open
 files, and, where `unshare` may make namespaces, no network and no sight of other processes. The whole process tree is
-killed at the end of its time.
+killed at the end of its time, and (on Linux) as soon as it has too many processes, as with a fork bomb.
 
 What it does not protect from: code may read every file that the user running it may read, and change every file that the
 user may change; where namespaces are not allowed it also has the network, can signal the user's other processes, and can
-leave a process of an own session behind; a fork bomb runs until the time is over; the disk can be filled by many files;
+leave a process of an own session behind; each process has the address space to itself; the disk can be filled by many files;
 on macOS memory is not limited; bugs of the kernel and the interpreter. It keeps an honest model's mistakes from hurting a
 training run. Against code that means harm, put the whole run into a container or a virtual machine.
 """
@@ -32,6 +32,10 @@ from art_core.errors import ConfigError
 
 MOST_OUTPUT = 1 << 20
 """Bytes of a written file, standard output and error included."""
+MOST_PROCESSES = 32
+"""Of one run, the interpreter and its launchers included."""
+LOOK_EVERY = 0.1
+"""Seconds between two counts of them."""
 # The limits are set by the child itself: `preexec_fn` may deadlock in a process with threads. Hard limits stay.
 _LAUNCH = """
 import resource, runpy, sys
@@ -58,7 +62,7 @@ class RunStatus(StrEnum):
     OK = "ok"
     """Exit status 0."""
     FAILED = "failed"
-    """Another exit status, or a signal: an exception, or a limit other than time."""
+    """Another exit status, or a signal: an exception, or a limit other than time (killed then, too)."""
     TIMEOUT = "timeout"
     """It was killed when its time was over."""
 
@@ -136,15 +140,46 @@ class Sandbox:
                 env=environment,
                 start_new_session=True,
             )
+        watch = asyncio.create_task(_too_many(process.pid))
         try:
-            code = await asyncio.wait_for(process.wait(), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                ended = asyncio.create_task(process.wait())
+                await asyncio.wait({ended, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                return RunStatus.FAILED
+            code = ended.result()
         except TimeoutError:
             return RunStatus.TIMEOUT
         finally:
+            watch.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         return RunStatus.OK if code == 0 else RunStatus.FAILED
+
+
+async def _too_many(root: int) -> None:
+    """Returns when the process `root` with all that it started are more than `MOST_PROCESSES`; never without /proc."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY)
+        if _count(root) > MOST_PROCESSES:
+            return
+
+
+def _count(root: int) -> int:
+    """Processes below `root` or in its session."""
+    children: dict[int, list[int]] = {}
+    found = {root}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, rest = int(stat.parent.name), stat.read_text().rpartition(")")[2].split()
+            children.setdefault(int(rest[1]), []).append(pid)
+            if int(rest[3]) == root:
+                found.add(pid)
+    new = set(found)
+    while new := {child for pid in new for child in children.get(pid, ())} - found:
+        found |= new
+    return len(found)
 
 
 def _read(path: Path) -> str:

@@ -4,7 +4,7 @@ is too little."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcp_rl.judging import judge_llm
 from mcp_rl.preflight import preflight
@@ -15,6 +15,7 @@ from mcp_rl.scenarios.llm import generate_by_llm
 from mcp_rl.scenarios.model import Scenario
 
 if TYPE_CHECKING:
+    from art_core.llm import StructuredLLM
     from mcp_rl.client import MCPServer
 
 
@@ -27,7 +28,6 @@ async def make_scenarios(
     generator: str | None = None,
     generator_url: str | None = None,
     instructions: str | None = None,
-    max_calls: int = 3,
 ) -> list[Scenario]:
     """`num` scenarios for a server that is not connected yet. The generator is asked for a sign of life before.
 
@@ -39,20 +39,17 @@ async def make_scenarios(
         async with server:
             return await generate(server, num=num, seed=seed, held_out=held_out)
     await preflight(f"--generator {generator}", generator, generator_url)
+    llm = judge_llm(generator, generator_url)
     async with server:
-        try:
-            return await generate_by_llm(
-                server,
-                judge_llm(generator, generator_url),
-                num=num,
-                seed=seed,
-                held_out=held_out,
-                offers=await server.offers(),
-                instructions=instructions,
-                max_calls=max_calls,
-            )
-        except ShortfallError as error:
-            if not error.items:
-                raise
-            save(out, error.items)
-            raise ShortfallError(f"{error} Those obtained are in {out}.", error.items, error.wanted) from error
+        return await written(server, llm, out, num=num, seed=seed, held_out=held_out, instructions=instructions)
+
+
+async def written(server: MCPServer, llm: StructuredLLM, out: Path, **options: Any) -> list[Scenario]:
+    """`generate_by_llm` (with its `options`) on a connected server. Raises ShortfallError with what came in `out`."""
+    try:
+        return await generate_by_llm(server, llm, offers=await server.offers(), **options)
+    except ShortfallError as error:
+        if not error.items:
+            raise
+        save(out, error.items)
+        raise ShortfallError(f"{error} Those obtained are in {out}.", error.items, error.wanted) from error

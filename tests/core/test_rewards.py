@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +137,64 @@ async def test_the_sandbox_limits_memory_and_files() -> None:
     assert len(flood.stdout) <= 1 << 20
     raised = await Sandbox().run("import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (1 << 30, 1 << 30))")
     assert raised.status is RunStatus.FAILED or os.geteuid() == 0
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc")
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "import os\nfor _ in range(60):\n    if os.fork() == 0:\n        import time; time.sleep(30)\nos.wait()",
+        "import subprocess, sys\np = [subprocess.Popen(['sleep', '30']) for _ in range(60)]\np[0].wait()",
+        # each child leaves its parent's session
+        "import os, time\nfor _ in range(60):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(30)\nos.wait()",
+    ],
+    ids=["fork", "popen", "setsid"],
+)
+async def test_the_sandbox_ends_a_fork_bomb(bomb: str) -> None:
+    started = time.monotonic()
+    run = await Sandbox(timeout=20).run(bomb)
+    assert run.status is RunStatus.FAILED
+    assert time.monotonic() - started < 10
+    few = await Sandbox().run("import subprocess; print(subprocess.check_output(['echo', 'hi']))")
+    assert few.status is RunStatus.OK
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="processes are looked for in /proc")
+async def test_the_sandbox_leaves_nothing_running_and_nothing_lying() -> None:
+    run = await Sandbox(timeout=5).run(
+        "import os, time\nprint(os.getcwd(), flush=True)\nif not os.fork(): time.sleep(20)"
+    )
+    assert run.status is RunStatus.OK
+    folder = run.stdout.split()[0]
+    assert not Path(folder).exists()
+    places = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            places.append(os.readlink(link))
+    assert not any(place.startswith(folder) for place in places)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open('big', 'wb').write(b'x' * (4 << 20))",  # RLIMIT_FSIZE
+        "files = [open('main.py') for _ in range(200)]",  # RLIMIT_NOFILE
+        "x = []\nwhile True: x = [x, bytearray(1 << 20)]",  # RLIMIT_AS
+        "import ctypes\nctypes.string_at(0)",  # a crash of the interpreter
+        "raise SystemExit(3)",
+    ],
+)
+async def test_the_sandbox_survives_what_code_does_to_itself(code: str) -> None:
+    assert (await Sandbox(timeout=10, memory_mb=256).run(code)).status is RunStatus.FAILED
+
+
+@pytest.mark.skipif(not can_isolate(), reason="namespaces are not allowed here")
+async def test_the_sandbox_shows_no_other_process() -> None:
+    code = f"import os\nprint([n for n in os.listdir('/proc') if n.isdigit()])\nos.kill({os.getpid()}, 0)"
+    run = await Sandbox(require_isolation=True).run(code)
+    assert run.status is RunStatus.FAILED
+    assert "ProcessLookupError" in run.stderr
+    assert str(os.getpid()) not in run.stdout
 
 
 @pytest.mark.skipif(not can_isolate(), reason="namespaces are not allowed here")

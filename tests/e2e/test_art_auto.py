@@ -101,31 +101,25 @@ def test_the_policy_moves_to_what_the_judge_prefers_on_held_out_inputs(smollm2: 
 SQL_SERVER = Path(__file__).parents[2] / "examples" / "sql_agent" / "server.py"
 
 
-def test_with_a_servers_tools_the_generator_writes_scenarios_that_were_tried(tiny_llama: Path, tmp_path: Path) -> None:
-    def tool_generator(body: JSON) -> Reply:
-        name = body.get("response_format", {}).get("json_schema", {}).get("name")
-        if name != "CallTaskList":
-            return generator(body)
-        prompt = body["messages"][-1]["content"]
-        data = json.loads(prompt.split("<data>\n")[1].split("\n</data>")[0])
-        calls = {json.dumps(call["arguments"]): call for call in data["calls_made"]}
-        assert "Talk about a topic in few words" in prompt, "the sentence guides the scenarios"
-        return Reply(
-            json.dumps(
-                {
-                    "scenarios": [
-                        {"task": f"What comes back for {text}?", "difficulty": 2, "calls": [call]}
-                        for text, call in calls.items()
-                    ]
-                }
-            )
-        )
+def tool_generator(body: JSON) -> Reply:
+    """A generator that asks about each call that probing has made."""
+    name = body.get("response_format", {}).get("json_schema", {}).get("name")
+    if name != "CallTaskList":
+        return generator(body)
+    data = json.loads(body["messages"][-1]["content"].split("<data>\n")[1].split("\n</data>")[0])
+    calls = {json.dumps(call["arguments"]): call for call in data["calls_made"]}
+    tasks = [{"task": f"What comes back for {text}?", "difficulty": 2, "calls": [call]} for text, call in calls.items()]
+    return Reply(json.dumps({"scenarios": tasks}))
 
+
+def test_with_a_servers_tools_the_generator_writes_scenarios_that_were_tried(tiny_llama: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with JudgeServer(tool_generator) as writer, JudgeServer(prefers_short) as judge:
         options = {"tools": SQL_SERVER, "steps": 1, "num-inputs": 6, "group-size": 2, "eval-samples": 1}
         done = command(run, tiny_llama, writer.base_url, judge.base_url, **{**options, "scenarios-per-step": 2})
     assert done.returncode == 0, done.stderr
+    asked = [text for body in writer.requests if "<data>" in (text := body["messages"][-1]["content"])]
+    assert "Talk about a topic in few words" in asked[0], "the sentence guides the scenarios"
     result = json.loads(done.stdout)
     assert "held-out scenarios won" in result["outcome"]
     scenarios = [json.loads(line) for line in (run / "generated.jsonl").read_text().splitlines()]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.commands import run_command, sentence_of
 from tests.core.judge_server import JudgeServer, refusal, verdict
+from tests.e2e.test_art_auto import tool_generator
 from tests.scripted_server import JSON, Reply
 
 SERVER = Path(__file__).parents[2] / "examples" / "sql_agent" / "server.py"
@@ -103,11 +104,31 @@ def test_cli_02_a_judge_that_cannot_be_asked_is_known_before_a_model_is_loaded(
         assert "Making scenarios" not in result.stderr
 
 
-def test_the_runs_own_engine_judges(tiny_llama: Path, tmp_path: Path) -> None:
+def test_the_runs_own_engine_is_asked_whether_it_can_judge(tiny_llama: Path, tmp_path: Path) -> None:
     """A random model gives no verdict, but it is asked: the engine refuses `response_format`, so the schema goes into the
     prompt, and what fails then is the answer."""
-    message = sentence_of(train(tiny_llama, tmp_path / "run", "--judge", "local"))
-    assert "could be judged" in message
+    result = train(tiny_llama, tmp_path / "run", "--judge", "local")
+    message = sentence_of(result)
+    assert "gave no verdict on a trial of two short attempts" in message
     assert "judge gave no valid answer" in message or "judge was cut off" in message
     assert "response_format" not in message
     assert "context" not in message
+    assert "Base model" not in result.stderr, "known before the first evaluation"
+
+
+def test_cli_02_a_generator_writes_the_scenarios_of_a_run(tiny_llama: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with JudgeServer(tool_generator) as server:
+        written = ("--generator", "writer", "--generator-url", server.base_url, "--num-scenarios", "6", "--steps", "0")
+        both = train(tiny_llama, run, *written, "--scenarios", "some.jsonl")
+        done = train(tiny_llama, run, *written)
+    assert "leave one of them out" in sentence_of(both)
+    assert done.returncode == 0, done.stderr
+    assert "writer writes scenarios" in done.stderr
+    scenarios = [json.loads(line) for line in (run / "scenarios.jsonl").read_text().splitlines()]
+    assert len(scenarios) == 6
+    assert all(scenario["task"].startswith("What comes back for") for scenario in scenarios)
+    asked = len(server.requests)
+    again = train(tiny_llama, run, *written)
+    assert again.returncode == 0, "the generator is gone, and not needed any more"
+    assert len(server.requests) == asked

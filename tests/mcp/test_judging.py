@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
+from art_core.backend import Endpoint
 from art_core.errors import ConfigError
 from art_core.judging import NothingJudgedError, require_judged
 from art_core.llm import StructuredLLM
+from art_core.models import TrainableModel
 from art_core.types import Trajectory, TrajectoryGroup
 from mcp_rl.comparison import compare
 from mcp_rl.correlation import mean_spearman, ranks, spearman
-from mcp_rl.judging import GroupJudge, judge_metrics, read_judgements
+from mcp_rl.judging import GroupJudge, judge_metrics, open_judge, read_judgements
 from mcp_rl.preflight import preflight
-from tests.core.judge_server import JudgeServer, by_text, refusal
-from tests.scripted_server import Reply
+from tests.core.judge_server import JudgeServer, by_text, refusal, shown, verdict
+from tests.scripted_server import JSON, Reply
 
 needs_judge = [
     pytest.mark.skipif(find_spec("litellm") is None, reason="needs the extra judge"),
@@ -90,6 +92,53 @@ async def test_judge_04_a_group_without_a_verdict_is_unscored_and_asked_about_ag
             0.35,
             0.65,
         ]
+
+
+class OwnEngine:
+    """Stands where a `LocalBackend` is, whose engine serves what a scripted judge answers."""
+
+    def __init__(self, server: JudgeServer) -> None:
+        self.server, self.served = server, []  # type: ignore[var-annotated]
+
+    async def serve_base(self, model: Any, name: str) -> Endpoint:
+        self.served.append(name)
+        return Endpoint(self.server.base_url, "engine-key")
+
+
+SMALL = TrainableModel(name="agent", project="p", base_model="tiny")
+
+
+async def test_a_local_judge_is_the_runs_own_engine(tmp_path: Path) -> None:
+    """Its context is short, so that the prompts are, and few attempts stand in each."""
+
+    def script(body: JSON) -> Reply:
+        if "response_format" in body:
+            return refusal(400, "response_format is not supported")
+        return verdict(body, lambda *_: 0.5) if "2 + 2" in body["messages"][1]["content"] else by_text(body)
+
+    with JudgeServer(script) as server:
+        engine = OwnEngine(server)
+        local = await open_judge("local", None, tmp_path, engine, SMALL, votes=2)  # type: ignore[arg-type]
+        long = [f"{'word ' * 400} {n} says 0.{n}" for n in range(1, 8)]
+        scored = await local.score(group_of(*long, reward=None), 0)
+        asked = [body for body in server.requests if "response_format" not in body]
+        assert engine.served == [asked[0]["model"]] == ["judge"]
+        assert server.headers[0]["authorization"] == "Bearer engine-key"
+    assert all(sum(len(message["content"]) for message in body["messages"][:2]) <= 5_500 for body in asked)
+    assert max(len(shown(body)) for body in asked) <= 4
+    given = [trajectory.reward for trajectory in scored]
+    assert all(reward is not None for reward in given)
+    assert given == sorted(given)  # type: ignore[type-var]
+    with JudgeServer([Reply("I like both.")]) as server:
+        await open_judge("local", None, tmp_path, OwnEngine(server), SMALL)  # type: ignore[arg-type]
+        assert server.requests == [], "one that has judged in this run needs no trial"
+
+
+async def test_a_local_judge_that_cannot_judge_is_refused_before_the_first_rollout(tmp_path: Path) -> None:
+    with JudgeServer([Reply("I like both.")]) as server:
+        with pytest.raises(ConfigError, match=r"--judge local .* tiny gave no verdict .* Give a larger --model"):
+            await open_judge("local", None, tmp_path, OwnEngine(server), SMALL)  # type: ignore[arg-type]
+        assert "It is 4." in server.requests[0]["messages"][1]["content"]
 
 
 async def test_the_figures_of_a_step(tmp_path: Path) -> None:
