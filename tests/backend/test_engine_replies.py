@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_backend.base_model import load_tokenizer
+from art_backend.chat.parser_check import ENOUGH, ParserCheck
 from art_backend.engine.replies import ChoiceWriter, ReplyFormat
 from art_backend.engine.rows import Finish, Row, common_length
 from art_backend.engine.sampling import Choice, Sampled, sample
@@ -43,7 +44,9 @@ def tokenizer(smollm2: Path) -> Any:
 
 def form(tokenizer: Any, *, stops: list[str] | None = None, tools: bool = True, forced: str = "") -> ReplyFormat:
     forced_ids = tokenizer.encode(forced, add_special_tokens=False) if forced else []
-    return ReplyFormat(tokenizer, TokenTexts(tokenizer), stops or [], tools, forced_ids, True, True)
+    offered: Any = [{"type": "function", "function": {"name": "describe"}}] if tools else None
+    check = ParserCheck(None, taught=False)
+    return ReplyFormat(tokenizer, TokenTexts(tokenizer), stops or [], offered, check, forced_ids, True, True)
 
 
 def sampled(tokenizer: Any, text: str) -> list[Sampled]:
@@ -168,3 +171,14 @@ def test_common_length(one: list[int], other: list[int]) -> None:
     length = common_length(one, other)
     assert one[:length] == other[:length]
     assert length == min(len(one), len(other)) or one[length] != other[length]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_another_parser_would_read_are_reported_once(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    tokens, shape = sampled(tokenizer, '[TOOL_CALLS] [{"name": "describe", "arguments": {}}]'), form(tokenizer)
+    for _ in range(2 * ENOUGH):
+        streamed(tokens, Finish.STOP, shape, random.Random(0)) if stream else whole(tokens, Finish.STOP, shape)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "tool_call_parser='mistral'" in line

@@ -151,6 +151,27 @@ async def test_rollout_urls_keys_streams_and_tools(
                 assert (await stranger.post(path, json={})).status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("parser", "text", "fix"),
+    [
+        (None, '[TOOL_CALLS] [{"name": "f", "arguments": {}}]', "tool_call_parser='mistral'"),
+        ("mistral", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "leave tool_call_parser out"),
+    ],
+)
+async def test_a_tool_parser_that_does_not_fit_is_reported_once(
+    faults: Callable[[str], None], tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    parser: str | None, text: str, fix: str,
+) -> None:  # fmt: skip
+    tools: Any = [{"type": "function", "function": {"name": "f"}}]
+    async with running(tiny_llama, tmp_path, tool_call_parser=parser) as (engine, client):
+        await engine.publish("agent@1", None)
+        for _ in range(6):
+            assert not (await say(client, text, tools=tools)).choices[0].message.tool_calls
+        await until(lambda: any(fix in record.getMessage() for record in caplog.records))
+        await asyncio.sleep(2.5)
+        assert sum("does not fit" in record.getMessage() for record in caplog.records) == 1
+
+
 async def test_a_killed_server_is_replaced_and_requests_are_answered(
     faults: Callable[[str], None], tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -213,10 +234,13 @@ async def test_a_hanging_server_is_replaced(
         assert engine.restarts == 1
 
 
+@pytest.mark.parametrize("fault", ["die_on_load", "engine_dies_on_load"])
+@pytest.mark.timeout(60)
 async def test_a_server_that_dies_while_it_swaps_serves_the_new_adapter_afterwards(
-    faults: Callable[[str], None], tiny_llama: Path, tmp_path: Path
+    faults: Callable[[str], None], tiny_llama: Path, tmp_path: Path, fault: str
 ) -> None:
-    faults("die_on_load")
+    """Also where the engine dies behind an HTTP server that lives on, and never answers the order to load."""
+    faults(fault)
     async with running(tiny_llama, tmp_path) as (engine, client):
         await engine.publish("agent@0", None)
         await engine.publish("agent@1", adapter(tmp_path / "a1"))

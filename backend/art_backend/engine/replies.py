@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from art_backend.chat.tool_calls import OPEN, parse_reply
+from art_backend.chat.parser_check import ParserCheck
+from art_backend.chat.tool_calls import OPEN, ParsedReply, parse_reply
 from art_backend.engine.rows import Finish, Row
 from art_backend.engine.sampling import Sampled
 from art_backend.engine.text import Detokenizer, TokenTexts, until_stop, without_beginning_of
 
 JSON = dict[str, Any]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -21,11 +25,20 @@ class ReplyFormat:
     tokenizer: Any
     token_texts: TokenTexts
     stops: list[str]
-    uses_tools: bool
+    tools: list[JSON] | None
+    """Those that calls may be read of, None when none are to be read."""
+    check: ParserCheck
     forced_ids: list[int]
     """Tokens of the reply that were given, not sampled: they count as prompt, but belong to the text."""
     logprobs: bool
     token_ids: bool
+
+    def parse(self, text: str) -> ParsedReply:
+        """Content and calls of a whole reply; a parser that fits no call of this model is reported once."""
+        parsed = parse_reply(text, self.tools is not None)
+        if self.tools is not None and self.check.see(text, self.tools, len(parsed.tool_calls)):
+            log.warning("%s", self.check.finding)
+        return parsed
 
 
 class ChoiceWriter:
@@ -43,7 +56,7 @@ class ChoiceWriter:
     def whole(self) -> JSON:
         """The choice of an unstreamed reply."""
         sampled = self._advance()
-        parsed = parse_reply(self._text(), self._form.uses_tools)
+        parsed = self._form.parse(self._text())
         message: JSON = {"role": "assistant", "content": parsed.content}
         if parsed.tool_calls:
             message["tool_calls"] = parsed.tool_calls
@@ -63,7 +76,7 @@ class ChoiceWriter:
         self._done = self._row.finish is not None  # before the tokens are read: all of them are there then
         sampled = self._advance()
         text = self._text()
-        parsed = parse_reply(text, self._form.uses_tools) if self._done else None
+        parsed = self._form.parse(text) if self._done else None
         certain = (parsed.content or "") if parsed else self._certain(text)
         new = certain[len(self._sent) :]
         self._sent += new
@@ -88,7 +101,7 @@ class ChoiceWriter:
 
     def _certain(self, text: str) -> str:
         """The part of the text that will be content whatever follows."""
-        if not self._form.uses_tools:
+        if self._form.tools is None:
             return without_beginning_of(text, self._form.stops)
         before, opened, _ = text.partition(OPEN)
         if not opened:

@@ -9,7 +9,8 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from art_backend.chat.render import RenderError, render
+from art_backend.chat.parser_check import ParserCheck
+from art_backend.chat.render import RenderError, chat_template, hermes_template, render
 from art_backend.chat.tool_calls import OPEN
 from art_backend.engine.registry import Registry, Served
 from art_backend.engine.replies import ChoiceWriter, ReplyFormat, usage
@@ -28,6 +29,7 @@ class ChatService:
         self.registry, self.scheduler = registry, scheduler
         self._tokenizer, self._max_model_len = tokenizer, max_model_len
         self._token_texts = TokenTexts(tokenizer)
+        self._check = ParserCheck(None, taught=hermes_template() in chat_template(tokenizer))
 
     def open(self, request: ChatRequest) -> Call:
         """Start computing the replies. Raises ApiError. The call must be closed."""
@@ -36,7 +38,8 @@ class ChatService:
             tokenizer=self._tokenizer,
             token_texts=self._token_texts,
             stops=request.stops,
-            uses_tools=request.uses_tools,
+            tools=request.tools or [] if request.uses_tools else None,
+            check=self._check,
             forced_ids=forced,
             logprobs=bool(request.logprobs),
             token_ids=bool(request.return_token_ids),

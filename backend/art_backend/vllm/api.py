@@ -31,6 +31,8 @@ class Api:
     def __init__(self, url: str, api_key: str) -> None:
         headers = {"Authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(max_keepalive_connections=0)  # a kept connection may lead to a server that is gone
+        self.finding: str | None = None
+        """What the server last said to have noticed about its tool parser."""
         self._http = httpx.Client(base_url=url, headers=headers, timeout=ASK_SECONDS, limits=limits, trust_env=False)
 
     def close(self) -> None:
@@ -74,11 +76,16 @@ class Api:
 
     def put_names(self, names: dict[str, str]) -> dict[str, int]:
         """Serve exactly `names` (published name -> name in vLLM); returns the requests in flight by published name."""
-        return dict(self._http.put("/art/names", json=names).raise_for_status().json()["in_flight"])
+        return self._told(self._http.put("/art/names", json=names))
 
     def in_flight(self) -> dict[str, int]:
         """Requests in flight by published name."""
-        return dict(self._http.get("/art/names").raise_for_status().json()["in_flight"])
+        return self._told(self._http.get("/art/names"))
+
+    def _told(self, answer: httpx.Response) -> dict[str, int]:
+        told = answer.raise_for_status().json()
+        self.finding = told["finding"] or self.finding
+        return dict(told["in_flight"])
 
     def counters(self) -> str:
         """vLLM's own counters as text, which changes with every step of its engine."""

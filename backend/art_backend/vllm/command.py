@@ -104,6 +104,7 @@ def environment(interpreter: Interpreter, options: Options, api_key: str, base: 
         "ART_MAX_MODEL_LEN": str(options.max_model_len),
         "ART_RAW_ARGUMENTS": str(int(options.raw_arguments)),
         "ART_READ_CALLS": str(int(options.tool_call_parser is None)),
+        "ART_TOOL_PARSER": options.tool_call_parser or "",
         "PYTHONUNBUFFERED": "1",
     }
     if interpreter.cpu_build:

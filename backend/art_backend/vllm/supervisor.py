@@ -11,6 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -59,6 +61,7 @@ class Supervisor:
         self._server: ServerProcess | None = None
         self._watch: Watch | None = None
         self._failure: str | None = None
+        self._reported = False
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep_alive, name="art-vllm-watch", daemon=True)
@@ -93,7 +96,7 @@ class Supervisor:
                 raise EngineError(f"{loaded} adapters are published: retire one, or raise max_adapters of the engine.")
             self._published[name] = adapter  # already now: a restart shall load it
             try:
-                self._load(name)
+                self._watched(partial(self._load, name))
                 self._push()
             except httpx.HTTPError as error:
                 self._restart(f"it was lost while it loaded {name} ({type(error).__name__})")
@@ -125,12 +128,12 @@ class Supervisor:
         """Give memory back, unless requests are in flight."""
         with self._lock:
             if not self._api.in_flight():
-                self._api.sleep()
+                self._watched(self._api.sleep)
 
     def wake(self) -> None:
         """Take the memory again."""
         with self._lock:
-            self._api.wake()
+            self._watched(self._api.wake)
 
     def close(self) -> None:
         """Kill the server and give the port back. Idempotent."""
@@ -149,12 +152,19 @@ class Supervisor:
         while not self._stopping.wait(WATCH_SECONDS):
             with self._lock:
                 trouble = None if self._stopping.is_set() or self._watch is None else self._watch.trouble()
+                self._report()
                 if trouble:
                     try:
                         self._restart(trouble)
                     except EngineError as error:
                         log.error("%s", error)
                         return
+
+    def _report(self) -> None:
+        """Say once what the server noticed about its tool parser."""
+        if self._api.finding and not self._reported:
+            self._reported = True
+            log.warning("%s", self._api.finding)
 
     def _restart(self, reason: str) -> None:
         """Replace the server. Raises EngineError when that fails several times; the engine is lost then."""
@@ -184,14 +194,27 @@ class Supervisor:
         self._server = self._spawn()
         self._ready(self._server)
         self._standin.close()  # else what follows may reach it; the server holds early requests by itself
+        self._watch = Watch(self._server, self._api, self._hang_timeout)
         for name in list(self._published):
             try:
-                self._load(name)
+                self._watched(partial(self._load, name))
             except EngineError as error:
                 log.error("%s is no longer served: %s", name, error)
                 del self._published[name]
         self._push()
-        self._watch, self._failure = Watch(self._server, self._api, self._hang_timeout), None
+        self._failure = None
+
+    def _watched(self, request: Callable[[], None]) -> None:
+        """Make a request that may take minutes, under the lock, and end the server when it dies or hangs meanwhile: the watch
+        waits for the lock, and a server whose engine died may never answer. Raises what `request` raises."""
+        with ThreadPoolExecutor(1, thread_name_prefix="art-vllm-ask") as pool:
+            asked = pool.submit(request)
+            while not wait([asked], WATCH_SECONDS).done:
+                trouble = self._watch.trouble() if self._watch is not None else None
+                if trouble and self._server is not None:
+                    log.warning("vLLM is ended: %s.", trouble)
+                    self._server.kill()
+            asked.result()
 
     def _load(self, name: str) -> None:
         adapter = self._published[name]

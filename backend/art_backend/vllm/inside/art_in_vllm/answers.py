@@ -23,11 +23,13 @@ class Answer:
         name: the published name that answers.
         request: the client's body.
         read_calls: whether tool calls are read here, not by vLLM.
+        check: looks at every whole reply in which calls are read.
     """
 
-    def __init__(self, send: ASGI, name: str, request: JSON, read_calls: bool) -> None:
+    def __init__(self, send: ASGI, name: str, request: JSON, read_calls: bool, check: Any) -> None:
         self._send, self._name, self.request = send, name, request
         self._reads = read_calls and reads_calls(request)
+        self._check = check if reads_calls(request) else None
         self.whole = not request.get("stream") or (read_calls and bool(request.get("tools")))
         self.failed = False
         """vLLM could not compute the reply; nothing has been sent to the client."""
@@ -65,8 +67,12 @@ class Answer:
             await send_json(self._send, status, reply)
             return
         reply["model"] = self._name
+        texts = [choice["message"].get("content") or "" for choice in reply.get("choices") or ()]
         if self._reads:
             read_calls(reply)
+        if self._check is not None:
+            for text, choice in zip(texts, reply["choices"], strict=True):
+                self._check.see(text, self.request["tools"], len(choice["message"].get("tool_calls") or ()))
         if self.request.get("stream"):
             await self._send_events(reply)
         else:

@@ -18,20 +18,25 @@ from typing import Any
 
 JSON = dict[str, Any]
 RAW_ARGUMENTS = "art_raw_arguments"
-_TOOL_CALLS = Path(__file__).resolve().parents[3] / "chat" / "tool_calls.py"
+_CHAT = Path(__file__).resolve().parents[3] / "chat"
 _TOO_LONG = ("maximum context length", "exceeds model's maximum", "max_tokens must be at least 1")
 
 
 @lru_cache
-def _parse_reply() -> Any:
-    """This project's parser by its file: the package around it needs libraries that are not installed here."""
-    spec = importlib.util.spec_from_file_location("art_tool_calls", _TOOL_CALLS)
+def _module(name: str) -> Any:
+    """A module of this project by its file: the package around it needs libraries that are not installed here."""
+    spec = importlib.util.spec_from_file_location(f"art_{name}", _CHAT / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look themselves up there
     spec.loader.exec_module(module)
-    return module.parse_reply
+    return module
+
+
+def parser_check(parser: str | None, taught: bool) -> Any:
+    """A `ParserCheck`."""
+    return _module("parser_check").ParserCheck(parser, taught)
 
 
 def reads_calls(body: JSON) -> bool:
@@ -84,7 +89,7 @@ def read_calls(reply: JSON) -> None:
         message = choice["message"]
         if message.get("tool_calls"):
             continue
-        parsed = _parse_reply()(message.get("content") or "", True)
+        parsed = _module("tool_calls").parse_reply(message.get("content") or "", True)
         message["content"] = parsed.content
         if parsed.tool_calls:
             message["tool_calls"] = parsed.tool_calls

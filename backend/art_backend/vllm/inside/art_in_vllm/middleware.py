@@ -13,7 +13,7 @@ import re
 import secrets
 
 from .answers import ASGI, Answer, read, refuse, replay, send_json
-from .bodies import JSON, prepare_request, reads_calls
+from .bodies import JSON, parser_check, prepare_request, reads_calls
 from .names import BASE, HOLD_SECONDS, Names
 
 _ROLLOUT = re.compile(r"^/rollouts/[^/]+(?=/v1/)")
@@ -21,7 +21,8 @@ _CHAT, _NAMES = "/v1/chat/completions", "/art/names"
 
 
 class ArtMiddleware:
-    """Configured by the environment: VLLM_API_KEY, ART_MAX_MODEL_LEN, ART_RAW_ARGUMENTS and ART_READ_CALLS ("1": yes)."""
+    """Configured by the environment: VLLM_API_KEY, ART_MAX_MODEL_LEN, ART_RAW_ARGUMENTS and ART_READ_CALLS ("1": yes), and
+    ART_TOOL_PARSER, the parser of vLLM that reads the calls otherwise."""
 
     def __init__(self, app: ASGI) -> None:
         self._app = app
@@ -31,6 +32,7 @@ class ArtMiddleware:
         self._max_model_len = int(os.environ["ART_MAX_MODEL_LEN"])
         self._raw_arguments = os.environ["ART_RAW_ARGUMENTS"] == "1"
         self._read_calls = os.environ["ART_READ_CALLS"] == "1"
+        self._check = parser_check(os.environ.get("ART_TOOL_PARSER") or None, self._raw_arguments)
 
     async def __call__(self, scope: JSON, receive: ASGI, send: ASGI) -> None:
         """Answer or pass on one request."""
@@ -53,11 +55,12 @@ class ArtMiddleware:
         return secrets.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self._authorization)
 
     async def _answer_engine(self, scope: JSON, receive: ASGI, send: ASGI) -> None:
-        """PUT: the names from now on, `{published name: name in vLLM}`. GET and PUT tell the requests in flight."""
+        """PUT: the names from now on, `{published name: name in vLLM}`. GET and PUT tell the requests in flight, and what
+        was noticed about the tool parser."""
         body = await read(receive)
         if scope["method"] == "PUT":
             self._names.serve(json.loads(body))
-        await send_json(send, 200, {"in_flight": self._names.in_flight()})
+        await send_json(send, 200, {"in_flight": self._names.in_flight(), "finding": self._check.finding})
 
     async def _chat(self, scope: JSON, receive: ASGI, send: ASGI) -> None:
         raw = await read(receive)
@@ -78,7 +81,7 @@ class ArtMiddleware:
         with self._names.leased(name):
             model = self._names.served[name]
             await self._wake(scope)
-            await self._ask(scope, receive, Answer(send, name, body, self._read_calls), model)
+            await self._ask(scope, receive, Answer(send, name, body, self._read_calls, self._check), model)
 
     async def _ask(self, scope: JSON, receive: ASGI, answer: Answer, model: str) -> None:
         """Give the request to vLLM, which knows the model as `model`."""

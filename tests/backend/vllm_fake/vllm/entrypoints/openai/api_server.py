@@ -42,6 +42,7 @@ async def models(_: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
+    global broken
     asked = await request.json()
     if "no_lora" in FAULTS:
         return JSONResponse({"detail": "Not Found"}, 404)
@@ -50,6 +51,10 @@ async def load(request: Request) -> Response:
     if "die_on_load" in FAULTS and not os.path.exists(os.environ["FAKE_VLLM_ONCE"]):
         os.mkdir(os.environ["FAKE_VLLM_ONCE"])
         os._exit(3)
+    if "engine_dies_on_load" in FAULTS and not os.path.exists(os.environ["FAKE_VLLM_ONCE"]):
+        os.mkdir(os.environ["FAKE_VLLM_ONCE"])
+        broken = True
+        await asyncio.sleep(3600)
     loaded[asked["lora_name"]] = asked["lora_path"]
     print(f"loaded {asked['lora_name']}", flush=True)
     return PlainTextResponse("Success")
