@@ -1,0 +1,74 @@
+"""What is asked of an engine: rounds of prompts with a common beginning, and a swap while others are being answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from art_backend.protocols import InferenceEngine
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`rows` prompts of about `shared` common tokens and `own` of their own; `new` tokens are sampled for each."""
+
+    rows: int
+    shared: int
+    own: int
+    new: int
+
+    def prompts(self, number: int) -> list[str]:
+        """The prompts; `number` keeps caches of other rounds from helping."""
+        shared = f"Round {number} of {self.rows}. " + "tool " * self.shared
+        return [f"{shared}row {row} " + "item " * self.own for row in range(self.rows)]
+
+
+def _client(engine: InferenceEngine) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {engine.api_key}"}
+    return httpx.AsyncClient(base_url=engine.base_url, headers=headers, timeout=600)
+
+
+def _body(text: str, new: int, model: str = "bench") -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": model, "messages": messages, "max_tokens": new, "logprobs": True, "return_token_ids": True}
+
+
+async def engine_round(engine: InferenceEngine, shape: Shape, number: int) -> dict[str, float]:
+    """Tokens and requests a second, all requests sent at once."""
+    async with _client(engine) as client:
+        started = time.perf_counter()
+        asked = [client.post("/chat/completions", json=_body(text, shape.new)) for text in shape.prompts(number)]
+        replies = await asyncio.gather(*asked)
+        seconds = time.perf_counter() - started
+    sampled = sum(reply.raise_for_status().json()["usage"]["completion_tokens"] for reply in replies)
+    return {"tokens_per_s": sampled / seconds, "requests_per_s": shape.rows / seconds}
+
+
+async def swap_under_load(engine: InferenceEngine, adapter: Path, shape: Shape) -> dict[str, float | int]:
+    """Publish `adapter` while `shape.rows` rollouts are under way: seconds from the order until it is served and until its
+    first token is there, the requests that failed, and how many were still under way at that token."""
+    async with _client(engine) as client:
+        prompts = shape.prompts(1000)
+        await client.post("/chat/completions", json=_body(prompts[0], 1))  # the common beginning is in the cache
+        asking = [
+            asyncio.ensure_future(client.post("/chat/completions", json=_body(t, 4 * shape.new))) for t in prompts
+        ]
+        await asyncio.sleep(3.0)
+        started = time.perf_counter()
+        await engine.publish("bench@1", adapter)
+        served = time.perf_counter() - started
+        new = await client.post("/chat/completions", json=_body("Name a colour.", 1, "bench@1"))
+        first_token = time.perf_counter() - started
+        under_way = sum(not task.done() for task in asking)
+        statuses = [new.status_code, *[reply.status_code for reply in await asyncio.gather(*asking)]]
+    return {
+        "served_s": round(served, 3),
+        "first_token_s": round(first_token, 3),
+        "failed": sum(status != 200 for status in statuses),
+        "under_way": under_way,
+    }
