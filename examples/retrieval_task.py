@@ -53,7 +53,7 @@ TASKS = [
 def search(query: str) -> list[str]:
     """Titles of the handbook notes that fit the words of the query best, at most three."""
     words = _words(query)
-    fit = {title: len(words & _words(f"{title} {text}")) for title, text in NOTES.items()}
+    fit = {title: len(words & _words(text)) + 2 * len(words & _words(title)) for title, text in NOTES.items()}
     return sorted((title for title in fit if fit[title]), key=lambda title: -fit[title])[:3]
 
 

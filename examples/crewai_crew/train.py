@@ -8,6 +8,7 @@ All that differs from a crew that is not trained is the `llm` of its agent.
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,19 @@ from typing import Any
 from crewai import Agent, Crew, CrewOutput, Task
 from crewai.tools import tool
 
-from art_core import Trajectory
+from art_core import TrainableModel, Trajectory
 from art_crewai import LLM, train_crew
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import retrieval_task as handbook  # the task is the same for all frameworks
-from handbook_training import HELD_OUT, main
+from handbook_training import TRAIN, VALIDATION, main
 
 SEARCH, READ = tool(handbook.search), tool(handbook.read)
 
 
 def build_crew(llm: LLM) -> Crew:
     """A fresh crew for one rollout."""
-    llm.temperature, llm.max_tokens = 1.0, 64
+    llm.temperature, llm.max_tokens = 0.7, 64
     librarian = Agent(
         role="librarian",
         goal="answer from the handbook",
@@ -47,6 +48,11 @@ def reward(inputs: dict[str, Any], output: CrewOutput, trajectory: Trajectory) -
     return handbook.reward(handbook.Task(**inputs), output.raw, called)
 
 
+def run_crew(model: TrainableModel, task: handbook.Task) -> None:
+    """One run outside training, for the warm-up."""
+    build_crew(LLM(model)).kickoff(inputs=asdict(task))
+
+
 if __name__ == "__main__":
-    inputs = [{"question": task.question, "answer": task.answer} for task in handbook.TASKS]
-    main("crew", __doc__, partial(train_crew, build_crew, inputs[:-HELD_OUT], reward, validation=inputs[-HELD_OUT:]))
+    inputs, held_out = [asdict(task) for task in TRAIN], [asdict(task) for task in VALIDATION]
+    main("crew", __doc__, run_crew, partial(train_crew, build_crew, inputs, reward, validation=held_out))

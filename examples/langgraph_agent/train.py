@@ -7,7 +7,6 @@ All that differs from an agent that is not trained is `ChatART(model)` in the pl
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,29 +21,13 @@ from art_langgraph import ChatART
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import retrieval_task as handbook  # the task is the same for all frameworks
-from handbook_training import HELD_OUT, answer_reward, main
-
-
-def shown() -> list[dict[str, Any]]:
-    """A worked example: a model this small calls no tool unless it has seen how. Context is never trained."""
-
-    def use(tool: str, argument: dict[str, str], result: str) -> list[dict[str, Any]]:
-        call = {"id": tool, "type": "function", "function": {"name": tool, "arguments": json.dumps(argument)}}
-        asked = {"role": "assistant", "content": "", "tool_calls": [call]}
-        return [asked, {"role": "tool", "tool_call_id": tool, "content": result}]
-
-    return [
-        {"role": "user", "content": "From when on is there lunch?"},
-        *use("search", {"query": "canteen lunch"}, '["Canteen"]'),
-        *use("read", {"title": "Canteen"}, "The canteen serves lunch from 12 on."),
-        {"role": "assistant", "content": "12"},
-    ]
+from handbook_training import TRAIN, VALIDATION, answer_reward, main
 
 
 def build_agent(model: TrainableModel) -> Any:
     """The agent under training."""
     return create_agent(
-        ChatART(model, temperature=1.0, max_tokens=64),
+        ChatART(model, temperature=0.7, max_tokens=64),
         tools=[handbook.search, handbook.read],
         system_prompt="Answer from the handbook. Search for a note, read it, then answer in one word.",
     )
@@ -52,7 +35,7 @@ def build_agent(model: TrainableModel) -> Any:
 
 async def run_agent(model: TrainableModel, task: handbook.Task) -> str:
     """One rollout; returns the answer. An agent that goes on calling tools has given none."""
-    question = {"messages": [*shown(), {"role": "user", "content": task.question}]}
+    question = {"messages": [("user", task.question)]}
     try:
         state = await build_agent(model).ainvoke(question, {"recursion_limit": 10})
     except GraphRecursionError:
@@ -62,5 +45,5 @@ async def run_agent(model: TrainableModel, task: handbook.Task) -> str:
 
 
 if __name__ == "__main__":
-    tasks, validation = handbook.TASKS[:-HELD_OUT], handbook.TASKS[-HELD_OUT:]
-    main("langgraph-agent", __doc__, partial(train_agent, run_agent, tasks, answer_reward, validation=validation))
+    train = partial(train_agent, run_agent, TRAIN, answer_reward, validation=VALIDATION)
+    main("langgraph-agent", __doc__, run_agent, train)
