@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from art_core.agent_loop import TrainAgentResult, train_agent
     from art_core.agent_run import AgentStep
+    from art_core.annealing import LinearTemperatureAnnealer
     from art_core.auto import (
         auto_trajectory,
         capture_auto_trajectory,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "agent_loop": ["TrainAgentResult", "train_agent"],
     "agent_run": ["AgentStep"],
+    "annealing": ["LinearTemperatureAnnealer"],
     "auto": ["auto_trajectory", "capture_auto_trajectory", "capture_yielded_trajectory", "yield_trajectory"],
     "backend": ["Backend", "TrainResult"],
     "capture.roles": ["role"],
@@ -56,6 +58,7 @@ __all__ = [
     "ExactMatch",
     "History",
     "JSONField",
+    "LinearTemperatureAnnealer",
     "Message",
     "Model",
     "RegexMatch",

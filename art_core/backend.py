@@ -65,8 +65,13 @@ class Backend(Protocol):
         """Supervised steps on the assistant turns of `trajectories`; afterwards the new adapter serves."""
         ...
 
-    async def delete_checkpoints(self, model: TrainableModel, best_checkpoint_metric: str = "val/reward") -> list[int]:
-        """Delete all checkpoints but the newest and the best; returns the deleted steps."""
+    async def delete_checkpoints(
+        self, model: TrainableModel, best_checkpoint_metric: str = "val/reward", **options: Any
+    ) -> list[int]:
+        """Delete all checkpoints but the newest, the best and those in use; returns the deleted steps.
+
+        Options: those of `TrainableModel.delete_checkpoints`.
+        """
         ...
 
     async def close(self) -> None:

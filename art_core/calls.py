@@ -76,6 +76,8 @@ class SampledCall:
     logprobs: tuple[float | None, ...]
     policy_version: int | None = None
     temperature: float = 1.0
+    logprobs_missing: bool = False
+    """The engine reported no usable logprob of any token: `logprobs` are zeros, to be replaced by the trainer's own."""
 
 
 def extra_field(choice: Any, name: Extra) -> Any:
@@ -107,8 +109,11 @@ def _logprobs(choice: Any) -> list[float | None] | None:
     return [_usable(entry["logprob"] if isinstance(entry, dict) else entry.logprob) for entry in content]
 
 
-def sampled_call(choice: Any) -> SampledCall | NotTrainable:
-    """The tokens that were sampled for `choice` (an OpenAI `Choice` or its dict form), or why there are none to train."""
+def sampled_call(choice: Any, *, without_logprobs: bool = False) -> SampledCall | NotTrainable:
+    """The tokens that were sampled for `choice` (an OpenAI `Choice` or its dict form), or why there are none to train.
+
+    `without_logprobs` accepts a call that has token ids and no logprobs.
+    """
     if extra_field(choice, Extra.STATUS) == CallStatus.ABORTED:
         return NotTrainable.ABORTED
     prompt, tokens = extra_field(choice, Extra.PROMPT_TOKEN_IDS), extra_field(choice, Extra.TOKEN_IDS)
@@ -117,6 +122,9 @@ def sampled_call(choice: Any) -> SampledCall | NotTrainable:
     if not tokens:
         return NotTrainable.EMPTY
     logprobs = _logprobs(choice)
+    missing = logprobs is None or (len(logprobs) == len(tokens) and all(logprob is None for logprob in logprobs))
+    if without_logprobs and missing:
+        logprobs = [0.0] * len(tokens)
     if logprobs is None:
         return NotTrainable.NO_LOGPROBS
     if len(logprobs) != len(tokens):
@@ -130,4 +138,5 @@ def sampled_call(choice: Any) -> SampledCall | NotTrainable:
         tuple(logprobs),
         extra_field(choice, Extra.POLICY_VERSION),
         1.0 if temperature is None else float(temperature),
+        logprobs_missing=missing,
     )

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from art_core.errors import StorageError
+from art_core.errors import ConfigError, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,29 @@ def write_json(path: Path, value: Any) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
         fsync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `target` on leaving without an error: whole and durable, or not there at all.
+
+    Raises ConfigError when `target` is there and not empty, StorageError when it cannot be written.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigError(f"{target} exists already: name a folder that does not, or is empty.")
+    with _storage_errors("write", target):
+        _make_folder(target.absolute().parent)
+        folder = target.absolute().with_name(f".{target.name}.{os.getpid()}.tmp")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            yield folder
+            fsync_tree(folder)
+            os.replace(folder, target)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        fsync_folder(target.absolute().parent)
 
 
 def read_json(path: Path) -> Any:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from typing_extensions import TypeVar
 
+from art_core.annealing import LinearTemperatureAnnealer
 from art_core.backend import Backend, TrainResult
+from art_core.chat_file import read_chat_file
 from art_core.clients import CaptureClients
 from art_core.errors import ConfigError
 from art_core.storage import RunStore
@@ -237,6 +239,7 @@ class TrainableModel(Model[ConfigT]):
         self.base_model = base_model
         self._backend: Backend | None = None
         self._step: int | None = None
+        self._annealer: LinearTemperatureAnnealer | None = None
 
     @property
     def backend(self) -> Backend:
@@ -296,16 +299,42 @@ class TrainableModel(Model[ConfigT]):
         result = await self.backend.train(self, groups, extra_metrics=extra, **config)
         return self._advance(result)
 
-    async def train_sft(self, trajectories: Iterable[Trajectory], **config: Any) -> TrainResult:
-        """Supervised training on the assistant turns of `trajectories`; then serve the new adapter."""
-        return self._advance(await self.backend.train_sft(self, list(trajectories), **config))
+    async def train_sft(self, trajectories: Iterable[Trajectory] | str | Path, **config: Any) -> TrainResult:
+        """Supervised training on the assistant turns of `trajectories`; then serve the new adapter.
 
-    async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[int]:
-        """Delete all checkpoints but the newest, the best by that metric of the history, and those in use.
-
-        Returns the deleted steps.
+        Args:
+            trajectories: conversations, or the path of a file with one a line (see `art_core.chat_file`). An assistant
+                message with `"weight": 0` is context.
+            config: options of the backend's supervised training; unknown ones are refused.
         """
-        return await self.backend.delete_checkpoints(self, best_checkpoint_metric)
+        shown = read_chat_file(trajectories) if isinstance(trajectories, (str, Path)) else trajectories
+        return self._advance(await self.backend.train_sft(self, shown, **config))
+
+    async def delete_checkpoints(
+        self,
+        best_checkpoint_metric: str = "val/reward",
+        *,
+        keep_recent: int = 1,
+        higher_is_better: bool = True,
+        dry_run: bool = False,
+    ) -> list[int]:
+        """Delete all checkpoints but the `keep_recent` newest, the best by that metric of the history, and those in use
+        (served, or the reference policy of the KL penalty).
+
+        Returns the deleted steps; with `dry_run` those that would be.
+        """
+        return await self.backend.delete_checkpoints(
+            self,
+            best_checkpoint_metric,
+            keep_recent=keep_recent,
+            higher_is_better=higher_is_better,
+            dry_run=dry_run,
+        )
+
+    def set_temperature_annealer(self, annealer: LinearTemperatureAnnealer | None) -> None:
+        """Let requests that name no temperature be sampled at the annealer's for the policy version that serves; None: at
+        the server's default again."""
+        self._annealer = annealer
 
     def _advance(self, result: TrainResult) -> TrainResult:
         self.served(result.step)
@@ -315,12 +344,14 @@ class TrainableModel(Model[ConfigT]):
     def _make_clients(self) -> CaptureClients:
         if self.inference_base_url is None:
             raise ConfigError(f"{self.name} is not served yet: call `await model.register(backend)` first.")
-        return CaptureClients(self.inference_base_url, self.inference_api_key, train=True, amend=self._use_newest)
+        return CaptureClients(self.inference_base_url, self.inference_api_key, train=True, amend=self._amend)
 
-    def _use_newest(self, body: dict[str, Any]) -> None:
-        """Let a request that just names the model go to its newest version."""
+    def _amend(self, body: dict[str, Any]) -> None:
+        """Let a request that just names the model go to its newest version, and give it the temperature it does not name."""
         if body.get("model") == self.name:
             body["model"] = self.get_inference_name()
+        if self._annealer is not None and self._step is not None and body.get("temperature") is None:
+            body["temperature"] = self._annealer.temperature(self._step)
 
     def _description(self) -> dict[str, Any]:
         return {**super()._description(), "base_model": self.base_model}

@@ -27,6 +27,24 @@ def say(line: str) -> None:
         log.info("%s", line)
 
 
+class SlowSteps:
+    """Says where a long run of `total` equal steps is, a line every `seconds`; a short one passes in silence."""
+
+    def __init__(self, what: str, total: int, seconds: float = 20.0) -> None:
+        self._what, self._total, self._seconds = what, total, seconds
+        self._done = 0
+        self._started = self._said = time.monotonic()
+
+    def advance(self, figures: str) -> None:
+        """One more step is done; `figures` are the newest, e.g. `loss 0.5`."""
+        self._done += 1
+        now = time.monotonic()
+        if now - self._said >= self._seconds and self._done < self._total:
+            self._said = now
+            left = (now - self._started) / self._done * (self._total - self._done)
+            say(f"{self._what}: {self._done}/{self._total} steps, {figures}, about {left:.0f} s left")
+
+
 class _Mean:
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0

@@ -11,9 +11,10 @@ import httpx
 import openai
 import pytest
 
+from art_core.annealing import LinearTemperatureAnnealer
 from art_core.auto import capture_auto_trajectory
 from art_core.backend import Backend, Endpoint, TrainResult
-from art_core.calls import sampled_call
+from art_core.calls import SampledCall, sampled_call
 from art_core.capture import CaptureScope, capture
 from art_core.clients import environment_proxy
 from art_core.errors import ConfigError
@@ -46,8 +47,10 @@ class EndpointBackend:
     async def train_sft(self, model: TrainableModel, trajectories: Iterable[Trajectory], **config: Any) -> TrainResult:
         return await self.train(model, [TrajectoryGroup(trajectories)], **config)
 
-    async def delete_checkpoints(self, model: TrainableModel, best_checkpoint_metric: str) -> list[int]:
-        self.asked_for = best_checkpoint_metric
+    async def delete_checkpoints(
+        self, model: TrainableModel, best_checkpoint_metric: str = "val/reward", **options: Any
+    ) -> list[int]:
+        self.asked_for = best_checkpoint_metric, options
         return [1, 2]
 
     async def close(self) -> None:
@@ -195,7 +198,46 @@ async def test_delete_checkpoints_is_the_backends_work(tmp_path: Path, server: S
     model, backend = make(tmp_path), EndpointBackend(server.base_url)
     await model.register(backend)
     assert await model.delete_checkpoints() == [1, 2]
-    assert backend.asked_for == "val/reward"
+    assert backend.asked_for == ("val/reward", {"keep_recent": 1, "higher_is_better": True, "dry_run": False})
+    await model.delete_checkpoints("loss/train", keep_recent=3, higher_is_better=False, dry_run=True)
+    assert backend.asked_for == ("loss/train", {"keep_recent": 3, "higher_is_better": False, "dry_run": True})
+
+
+async def test_train_sft_reads_a_chat_file(tmp_path: Path, server: ScriptedServer):
+    model, backend = make(tmp_path), EndpointBackend(server.base_url)
+    await model.register(backend)
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    (tmp_path / "chats.jsonl").write_text("\n".join([json.dumps({"messages": turns})] * 2))
+    for path in (tmp_path / "chats.jsonl", str(tmp_path / "chats.jsonl")):
+        await model.train_sft(path, epochs=2)
+    for (group,), config in backend.seen:
+        assert [trajectory.messages() for trajectory in group] == [turns, turns]
+        assert config == {"epochs": 2}
+    with pytest.raises(ConfigError, match=r"missing\.jsonl"):
+        await model.train_sft(tmp_path / "missing.jsonl")
+
+
+async def test_the_annealers_temperature_goes_where_a_request_names_none(tmp_path: Path, server: ScriptedServer):
+    model = make(tmp_path)
+    await model.register(EndpointBackend(server.base_url))  # at version 3
+    client = model.openai_client(sync=True)
+
+    def sampled_at(**asked: Any) -> tuple[Any, float]:
+        with capture() as scope:
+            client.chat.completions.create(model="agent", messages=Q, **asked)
+        call = sampled_call(scope.trajectory.choices()[0])
+        assert isinstance(call, SampledCall)
+        return server.requests[-1].get("temperature"), call.temperature
+
+    assert sampled_at() == (None, 1.0)
+    model.set_temperature_annealer(LinearTemperatureAnnealer(1.0, 0.5, 10))
+    assert sampled_at() == (0.85, 0.85)
+    assert sampled_at(temperature=0.2) == (0.2, 0.2)
+    model.served(4)
+    assert sampled_at() == (0.8, 0.8)
+    model.set_temperature_annealer(None)
+    assert sampled_at() == (None, 1.0)
+    model.http_client(sync=True).close()
 
 
 async def test_what_is_wrong_is_said_with_its_remedy(tmp_path: Path):

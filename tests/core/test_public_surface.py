@@ -30,7 +30,11 @@ SIGNATURES = {
     "TrainableModel.log": "(self, trajectories=None, split='val', *, metrics=None, step=None)",
     "TrainableModel.train": "(self, groups, **config)",
     "TrainableModel.train_sft": "(self, trajectories, **config)",
-    "TrainableModel.delete_checkpoints": "(self, best_checkpoint_metric='val/reward')",
+    "TrainableModel.delete_checkpoints": (
+        "(self, best_checkpoint_metric='val/reward', *, keep_recent=1, higher_is_better=True, dry_run=False)"
+    ),
+    "TrainableModel.set_temperature_annealer": "(self, annealer)",
+    "LinearTemperatureAnnealer": "(start, end, steps)",
     "TrainableModel.read_state": "(self)",
     "TrainableModel.merge_state": "(self, state)",
     "TrainableModel.overwrite_state": "(self, state)",
