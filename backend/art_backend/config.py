@@ -89,6 +89,9 @@ class GRPOConfig(_Config):
     """What is subtracted from a reward: the mean of the group, or of the others in it (RLOO, arXiv:2402.14740)."""
     advantage_balance: float = Field(default=0.0, ge=-1, le=1)
     """Weaken one side: 1 trains on positive advantages only, -1 on negative ones only."""
+    allow_training_without_logprobs: bool = False
+    """Train calls also where the server reported token ids and no logprobs: the trainer's own at the start of the step stand
+    in (one more forward pass), so staleness is not corrected for. Otherwise such calls are counted and left out."""
     minibatches: int = Field(default=1, gt=0)
     """Optimizer steps a pass over the batch, each on an equal share of its calls."""
     epochs: int = Field(default=1, gt=0)

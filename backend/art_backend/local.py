@@ -8,71 +8,37 @@ process killed anywhere resumes at the newest complete step and repairs what cam
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 
-from art_backend.base_model import eos_token_ids, load_tokenizer, resolve
-from art_backend.chat.tokenize import sequences_from_messages
+from art_backend.base_model import eos_token_ids, resolve
 from art_backend.checkpoints import Checkpoints
-from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
-from art_backend.protocols import InferenceEngine, Trainer, TrainSequence
+from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig, parse_config
+from art_backend.export import export_run
+from art_backend.fork import fork
+from art_backend.protocols import InferenceEngine
+from art_backend.run import REFERENCE_STEP, Run, repair_history
 from art_backend.samples import build_samples
+from art_backend.supervised import optimizer_steps, sft_batches, sft_examples
 from art_backend.threads import in_own_thread
 from art_backend.trainer_choice import TrainerName, check_trainer, make_trainer
 from art_backend.vllm.choice import EngineName, VLLMOptions, check_engine, make_engine
 from art_core.backend import Endpoint, TrainResult
-from art_core.errors import ConfigError, EngineError, TrainingError
-from art_core.files import write_json
+from art_core.errors import ConfigError, EngineError
+from art_core.progress import SlowSteps
 from art_core.storage import RunStore
 
 if TYPE_CHECKING:
     from art_backend.unsloth_model import UnslothOptions
     from art_core.models import TrainableModel
     from art_core.types import Trajectory, TrajectoryGroup
-
-C = TypeVar("C", GRPOConfig, SFTConfig)
-
-log = logging.getLogger(__name__)
-
-METRICS_FILE = "metrics.json"
-SERVED_STEPS = 2
-"""Newest steps that stay published: the current one, and the one that rollouts in flight may still use."""
-
-
-@dataclass
-class _Run:
-    """One registered model: its folder, its trainer and the engine that serves it."""
-
-    folder: Path
-    base_model: str
-    checkpoints: Checkpoints
-    trainer: Trainer
-    engine: InferenceEngine
-    step: int = 0
-    published: list[str] = field(default_factory=list)
-    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-def parse_config(kind: type[C], options: dict[str, Any]) -> C:
-    """Options as a typed object. Raises ConfigError naming the first option that is unknown or out of range."""
-    try:
-        return kind(**options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = ".".join(str(part) for part in first["loc"]) or "options"
-        known = ", ".join(sorted(kind.model_fields))
-        raise ConfigError(f"{option}: {first['msg']} (known options: {known}).") from None
 
 
 class LocalBackend:
@@ -112,7 +78,7 @@ class LocalBackend:
         self._trainer = trainer
         self._max_batch_size, self._max_model_len = max_batch_size, max_model_len
         self._engines: dict[str, InferenceEngine] = {}
-        self._runs: dict[Path, _Run] = {}
+        self._runs: dict[Path, Run] = {}
         self._locks = ExitStack()
 
     async def __aenter__(self) -> Self:
@@ -125,7 +91,7 @@ class LocalBackend:
         """Load `model`, resume its newest complete step, serve it. Registering again returns the same endpoint."""
         folder = self._folder(model)
         if folder not in self._runs:
-            self._lock(folder)
+            self._lock(folder, self._locks)
             self._runs[folder] = await self._open(model, folder)
         engine = self._runs[folder].engine
         return Endpoint(engine.base_url, engine.api_key)
@@ -165,17 +131,20 @@ class LocalBackend:
             eos_token_ids=eos_token_ids(resolve(run.base_model)),
             model=model.name,
             train_only=config.train_only,
+            without_logprobs=config.allow_training_without_logprobs,
         )
         async with run.busy:
             compared = config.kl_penalty_reference_step
             reference = None if compared is None else run.checkpoints.path(compared)
             metrics = {**(extra_metrics or {}), **samples.report.metrics()}
+            if compared is not None:
+                metrics[REFERENCE_STEP] = float(compared)
             started = time.perf_counter()
             if samples.sequences:
                 await run.engine.sleep()
                 metrics |= await in_own_thread(run.trainer.step, samples.sequences, config, reference)
             metrics["time/step_trainer_s"] = time.perf_counter() - started
-            return await self._complete(model, run, metrics, reason=samples.report.reason())
+            return await run.complete(model, metrics, reason=samples.report.reason())
 
     async def train_sft(
         self,
@@ -186,24 +155,21 @@ class LocalBackend:
         **options: Any,
     ) -> TrainResult:
         """Cross-entropy on the assistant turns of `trajectories` (options: `SFTConfig`): one policy version, however
-        many optimizer steps."""
+        many optimizer steps. Messages with `"weight": 0` are context."""
         config, run = parse_config(SFTConfig, options), self._run(model)
-        examples = await asyncio.to_thread(_sft_sequences, run.base_model, list(trajectories))
-        if not any(examples):
-            raise TrainingError(
-                "train_sft got no assistant turn to learn from: give trajectories with assistant messages."
-            )
+        examples = await asyncio.to_thread(sft_examples, run.base_model, trajectories)
         async with run.busy:
             started = time.perf_counter()
             await run.engine.sleep()
-            order = random.Random(f"{self.seed}/{run.step}")
-            history = [
-                await in_own_thread(run.trainer.sft_step, batch, config) for batch in _batches(examples, config, order)
-            ]
+            progress = SlowSteps("train_sft", optimizer_steps(examples, config))
+            history = []
+            for batch in sft_batches(examples, config, random.Random(f"{self.seed}/{run.step}")):
+                history.append(await in_own_thread(run.trainer.sft_step, batch, config))
+                progress.advance(f"loss {history[-1]['loss/train']:.3f}")
             metrics = {**(extra_metrics or {}), **history[-1], "loss/train_first": history[0]["loss/train"]}
             metrics["sft/optimizer_steps"] = len(history)
             metrics["time/step_trainer_s"] = time.perf_counter() - started
-            return await self._complete(model, run, metrics, reason=None)
+            return await run.complete(model, metrics, reason=None)
 
     async def close(self) -> None:
         """Stop the engines, but for one that was given, and free the models. Idempotent."""
@@ -219,15 +185,81 @@ class LocalBackend:
         self._engines.clear()
         self._locks.close()
 
-    async def delete_checkpoints(self, model: TrainableModel, best_checkpoint_metric: str = "val/reward") -> list[int]:
-        """Delete all checkpoints but the newest and, by the history, the best in `best_checkpoint_metric`.
+    async def delete_checkpoints(
+        self,
+        model: TrainableModel,
+        best_checkpoint_metric: str = "val/reward",
+        *,
+        keep_recent: int = 1,
+        higher_is_better: bool = True,
+        dry_run: bool = False,
+    ) -> list[int]:
+        """Delete all checkpoints but the `keep_recent` newest, the best in `best_checkpoint_metric` by the history, those
+        that are served, and the one that a training step last named as `kl_penalty_reference_step`.
 
-        Returns the deleted steps; none while the metric is known for no step, since the best could be among them.
+        A training step under way ends first. Returns the deleted steps (`dry_run`: those that would be); none while the
+        metric is known for no step, since the best could be among them.
         """
         run = self._run(model)
-        served = {int(name.rpartition("@")[2]) for name in run.published}
-        history = RunStore(run.folder).history()
-        return await asyncio.to_thread(run.checkpoints.prune, history, metric=best_checkpoint_metric, leased=served)
+        async with run.busy:
+            history = RunStore(run.folder).history()
+            return await asyncio.to_thread(
+                run.checkpoints.prune,
+                history,
+                metric=best_checkpoint_metric,
+                higher_is_better=higher_is_better,
+                keep_recent=keep_recent,
+                leased=run.leased(history),
+                dry_run=dry_run,
+            )
+
+    async def fork_checkpoint(
+        self,
+        model: TrainableModel,
+        from_model: str | TrainableModel,
+        *,
+        from_project: str | None = None,
+        not_after_step: int | None = None,
+        optimizer: bool = False,
+    ) -> int:
+        """Let `model`, which has no checkpoint yet and is registered afterwards, start from one of `from_model`.
+
+        Args:
+            from_model: a model, or the name of one beside `model`.
+            from_project: the project of that name; None: that of `model`.
+            not_after_step: take the newest complete step up to this one; None: the newest.
+            optimizer: also take the optimizer's state and the place in the learning rate schedule.
+
+        Returns the step that was taken; it is step 0 of `model`. Raises ConfigError or CheckpointError when it cannot be.
+        """
+        target = self._folder(model)
+        if isinstance(from_model, str):
+            source = target.parents[2] / (from_project or model.project) / "models" / from_model
+        else:
+            source = self._folder(from_model)
+        if target in self._runs:
+            raise ConfigError(f"{model.name} is registered already: fork into it before.")
+        with ExitStack() as lock:
+            self._lock(target, lock)
+            return await in_own_thread(
+                partial(
+                    fork,
+                    source,
+                    target,
+                    base_model=model.base_model,
+                    not_after_step=not_after_step,
+                    optimizer=optimizer,
+                    seed=self.seed,
+                )
+            )
+
+    async def export_merged(self, model: TrainableModel, folder: str | Path, step: int | None = None) -> Path:
+        """Write `model` at a step (None: the newest) to `folder` as a model of its own: the adapter merged into the base
+        weights, with tokenizer and chat template, to be loaded by Transformers or vLLM.
+
+        `model` need not be registered. Raises ConfigError when `folder` exists, CheckpointError when there is no such step.
+        """
+        return await in_own_thread(export_run, self._folder(model), Path(folder), step)
 
     def checkpoints(self, model: TrainableModel) -> Checkpoints:
         """The checkpoints of a registered model."""
@@ -236,26 +268,26 @@ class LocalBackend:
     def _folder(self, model: TrainableModel) -> Path:
         return (model.path if self.path is None else self.path / model.project / "models" / model.name).resolve()
 
-    def _run(self, model: TrainableModel) -> _Run:
+    def _run(self, model: TrainableModel) -> Run:
         run = self._runs.get(self._folder(model))
         if run is None:
             raise ConfigError(f"{model.name} is not registered: call `await model.register(backend)` first.")
         return run
 
-    def _lock(self, folder: Path) -> None:
+    def _lock(self, folder: Path, until: ExitStack) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._locks.enter_context(FileLock(folder / ".lock", timeout=0))
+            until.enter_context(FileLock(folder / ".lock", timeout=0))
         except Timeout:
             raise ConfigError(
                 f"{folder} is being trained by another process: stop that one or use another name."
             ) from None
 
-    async def _open(self, model: TrainableModel, folder: Path) -> _Run:
+    async def _open(self, model: TrainableModel, folder: Path) -> Run:
         # Before the engine: Unsloth is to be imported before Transformers.
         trainer = await in_own_thread(make_trainer, self._trainer, self._max_model_len)
         checkpoints = Checkpoints(folder / "checkpoints")
-        run = _Run(folder, model.base_model, checkpoints, trainer, await self._engine(model.base_model))
+        run = Run(folder, model.base_model, checkpoints, trainer, await self._engine(model.base_model))
         newest = await asyncio.to_thread(checkpoints.newest)
         await in_own_thread(trainer.load, model.base_model, self.adapter, self.seed)
         if newest is None:
@@ -263,8 +295,8 @@ class LocalBackend:
         else:
             run.step = newest
             await in_own_thread(trainer.restore, checkpoints.path(newest))
-        _repair_history(run)
-        await self._publish(model, run)
+        repair_history(run)
+        await run.publish(model)
         return run
 
     async def _engine(self, base_model: str) -> InferenceEngine:
@@ -286,69 +318,3 @@ class LocalBackend:
             await engine.start()
             self._engines[base_model] = engine
         return self._engines[base_model]
-
-    async def _publish(self, model: TrainableModel, run: _Run) -> None:
-        name = f"{model.name}@{run.step}"
-        await run.engine.publish(name, run.checkpoints.path(run.step))
-        model.served(run.step)
-        run.published.append(name)
-        while len(run.published) > SERVED_STEPS:
-            await run.engine.retire(run.published.pop(0))
-
-    async def _complete(
-        self, model: TrainableModel, run: _Run, metrics: dict[str, float], *, reason: str | None
-    ) -> TrainResult:
-        step, trained = run.step + 1, reason is None
-        record = {"step": step, "trained": int(trained), **({"reason": reason} if reason else {}), **metrics}
-
-        def save(folder: Path) -> None:
-            run.trainer.save(folder)
-            write_json(folder / METRICS_FILE, record)
-
-        started = time.perf_counter()
-        path = await in_own_thread(run.checkpoints.write, step, save)
-        run.step = step
-        await self._publish(model, run)
-        RunStore(run.folder).append_history(record)
-        return TrainResult(
-            step, {**metrics, "time/step_publish_s": time.perf_counter() - started}, path, trained, reason
-        )
-
-
-def _sft_sequences(base_model: str, trajectories: Iterable[Trajectory]) -> list[list[TrainSequence]]:
-    """The assistant turns of each trajectory as sequences. Turns that cannot be rendered are counted in a warning."""
-    path = resolve(base_model)
-    tokenizer, eos = load_tokenizer(path), eos_token_ids(path)
-    examples, skipped = [], []
-    for trajectory in trajectories:
-        example: list[TrainSequence] = []
-        for history in trajectory.histories():
-            tokenized = sequences_from_messages(tokenizer, history.messages(), history.tools, eos_token_ids=eos)
-            example += tokenized.sequences
-            skipped += tokenized.skipped
-        examples.append(example)
-    if skipped:
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in Counter(s.reason for s in skipped).items())
-        log.warning("%d assistant turns are not trained (%s); the first: %s", len(skipped), reasons, skipped[0].detail)
-    return examples
-
-
-def _batches(
-    examples: list[list[TrainSequence]], config: SFTConfig, rng: random.Random
-) -> Iterable[list[TrainSequence]]:
-    """Shuffled batches of `config.batch_size` trajectories, flattened to sequences, for every epoch."""
-    examples = [example for example in examples if example]
-    for _ in range(config.epochs):
-        order = rng.sample(examples, len(examples))
-        for start in range(0, len(order), config.batch_size):
-            yield [sequence for example in order[start : start + config.batch_size] for sequence in example]
-
-
-def _repair_history(run: _Run) -> None:
-    """Record steps whose checkpoint was completed but whose line in `history.jsonl` was not written before a kill."""
-    store = RunStore(run.folder)
-    known = {record.get("step") for record in store.history() if "trained" in record}
-    for step in run.checkpoints.steps():
-        metrics = run.checkpoints.path(step) / METRICS_FILE
-        if step not in known and metrics.exists():
-            store.append_history(json.loads(metrics.read_text()))

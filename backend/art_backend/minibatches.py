@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from art_backend.config import GRPOConfig
@@ -38,11 +39,28 @@ class Minibatch:
     """The trainer's logprobs before the first optimizer step, where the loss needs them."""
     reference: torch.Tensor | None = None
     """Those of the reference policy, where it is asked for."""
+    missing: torch.Tensor | None = None
+    """Which of the engine's logprobs (bool) are the trainer's own, because the engine gave none."""
 
     @property
     def tokens(self) -> int:
         """Tokens that a pass over the rows computes."""
         return sum(map(len, self.rows))
+
+    @property
+    def lacks_logprobs(self) -> bool:
+        """Whether some of the engine's logprobs have still to be filled in."""
+        return self.missing is None and bool(np.isnan(self.trie.predictions.logprob).any())
+
+    def fill_in(self, own: torch.Tensor) -> None:
+        """Take the trainer's logprobs `own` (P) where the engine gave none."""
+        self.missing = self.sampled.isnan()
+        self.sampled = torch.where(self.missing, own, self.sampled)
+        known = self.sampled.cpu().double().numpy()
+        self.rows = [
+            replace(row, predictions=replace(row.predictions, logprob=known[row.predictions.entry]))
+            for row in self.rows
+        ]
 
 
 def make_minibatch(

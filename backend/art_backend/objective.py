@@ -47,7 +47,8 @@ class PolicyObjective:
         with torch.no_grad():
             low, high = clipped_sides(config.loss_fn, ratio, advantage, config.clip_range(), config.mask_prob_ratio)
             divergence = None if reference is None else k3(new, reference)
-            self.tally.add_policy(scores, PolicyTerms(weighted, ratio, low, high, truncation, divergence))
+            missing = None if self.batch.missing is None else self.batch.missing[entry]
+            self.tally.add_policy(scores, PolicyTerms(weighted, ratio, low, high, truncation, divergence, missing))
         return weighted
 
 

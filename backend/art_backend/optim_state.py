@@ -66,6 +66,17 @@ def save_trainer_state(
         if state := optimizer.state.get(parameter):
             tensors |= {f"{name}:{moment}": state[moment].cpu().contiguous() for moment in MOMENTS}
     save_file(tensors, folder / TENSORS)
+    _write_counts(folder, steps, policy_steps)
+
+
+def fresh_trainer_state(folder: Path, seed: int) -> None:
+    """Write the state of a trainer that has made no step to `folder`, which is made; `seed` fixes its random state."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"rng.cpu": torch.Generator().manual_seed(seed).get_state()}, folder / TENSORS)
+    _write_counts(folder, steps=0, policy_steps=0)
+
+
+def _write_counts(folder: Path, steps: int, policy_steps: int) -> None:
     write_json(folder / STATE, {"version": 1, "optimizer": "adamw", "steps": steps, "policy_steps": policy_steps})
 
 

@@ -76,9 +76,13 @@ class PeftTrainer:
         optimizer_steps = config.epochs * len(batches)
         recompute, memory = session.plan_activations(config, batches)
         with clock("score"):
-            if needs_start(config, optimizer_steps):
-                for batch in batches:
-                    batch.start = session.score(batch)
+            start = needs_start(config, optimizer_steps)
+            for batch in batches:
+                if start or batch.lacks_logprobs:
+                    own = session.score(batch)
+                    batch.start = own if start else None
+                    if batch.lacks_logprobs:
+                        batch.fill_in(own)
             if config.measures_reference:
                 session.score_reference(batches, reference)
         tally, norms = PolicyTally(), []

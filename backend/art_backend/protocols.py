@@ -59,6 +59,9 @@ class TrainSequence:
     advantage: float
     temperature: float = 1.0
     """The model's logits are divided by it; 0 (greedy) counts as 1, as in the logprobs that engines report."""
+    logprobs_missing: bool = False
+    """The engine gave none: `logprobs` are placeholders, and the trainer takes its own from the start of the step, so that
+    the ratio is 1 then."""
 
     @property
     def prompt_length(self) -> int:

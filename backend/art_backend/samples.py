@@ -49,7 +49,10 @@ class SampleReport:
     """Trainable calls that another model of the rollout sampled."""
     calls_other_role: int = 0
     """Trainable calls of roles that are not to be trained."""
+    calls_without_logprobs: int = 0
+    """Trained calls whose logprobs the trainer computes itself."""
     tokens_trained: int = 0
+    tokens_without_logprobs: int = 0
     skipped: dict[SkipReason, int] = field(default_factory=dict)
     untrainable: dict[NotTrainable, int] = field(default_factory=dict)
     truncated_turns: int = 0
@@ -107,6 +110,7 @@ def build_samples(
     eos_token_ids: frozenset[int],
     model: str | None = None,
     train_only: Collection[str] | None = None,
+    without_logprobs: bool = False,
 ) -> Samples:
     """The training sequences of scored groups.
 
@@ -121,11 +125,12 @@ def build_samples(
             whatever its finish reason says; it is trained as it was sampled, and no end-of-turn token is added.
         model: train only calls that this model sampled, and those that do not say which one did; None: all.
         train_only: train only calls of these roles; None: all. A role that no call has is warned about.
+        without_logprobs: also train calls whose token ids are known and whose logprobs are not.
 
     Raises:
         ConfigError: a reward is infinite.
     """
-    selection = Selection(model, None if train_only is None else frozenset(train_only))
+    selection = Selection(model, None if train_only is None else frozenset(train_only), without_logprobs)
     counts: Counter[str] = Counter()
     skipped: Counter[SkipReason] = Counter()
     untrainable: Counter[NotTrainable] = Counter()
@@ -158,7 +163,9 @@ def build_samples(
     ]
     report = SampleReport(
         calls_trained=len(sequences),
+        calls_without_logprobs=sum(sequence.logprobs_missing for sequence in sequences),
         tokens_trained=sum(logprob is not None for sequence in sequences for logprob in sequence.logprobs),
+        tokens_without_logprobs=sum(len(sequence.logprobs) for sequence in sequences if sequence.logprobs_missing),
         skipped=dict(skipped),
         untrainable=dict(untrainable),
         role_problem=_role_problem(selection, roles) if counts["trajectories"] else None,
@@ -221,4 +228,5 @@ def _rms_factor(advantages: list[float]) -> float:
 
 
 def _sequence(call: SampledCall, advantage: float) -> TrainSequence:
-    return TrainSequence(call.prompt_token_ids + call.token_ids, call.logprobs, advantage, call.temperature)
+    ids = call.prompt_token_ids + call.token_ids
+    return TrainSequence(ids, call.logprobs, advantage, call.temperature, call.logprobs_missing)

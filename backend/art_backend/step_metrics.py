@@ -49,6 +49,8 @@ class PolicyTerms:
     """The weight of truncated importance sampling."""
     divergence: torch.Tensor | None
     """The k3 estimate of the divergence from the reference policy."""
+    missing: torch.Tensor | None = None
+    """Which of the sampled logprobs (bool) the engine did not give."""
 
 
 class Tally:
@@ -87,11 +89,12 @@ class _Gaps:
     gaps: list[torch.Tensor] = field(default_factory=list)
     untempered: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, scores: Scores) -> None:
+    def add(self, scores: Scores, missing: torch.Tensor | None) -> None:
         if self.open:
-            self.gaps.append((scores.logprob - scores.sampled_logprob).abs())
-            self.untempered.append((scores.untempered - scores.sampled_logprob).abs())
-            self.tempered.append(scores.temperature != 1.0)
+            given = slice(None) if missing is None else ~missing
+            self.gaps.append((scores.logprob - scores.sampled_logprob).abs()[given])
+            self.untempered.append((scores.untempered - scores.sampled_logprob).abs()[given])
+            self.tempered.append((scores.temperature != 1.0)[given])
 
 
 class PolicyTally(Tally):
@@ -106,7 +109,7 @@ class PolicyTally(Tally):
     def add_policy(self, scores: Scores, terms: PolicyTerms) -> None:
         """Count some predictions."""
         self.add(scores, terms.weighted_loss)
-        self._gaps.add(scores)
+        self._gaps.add(scores, terms.missing)
         self._ratio_max = torch.maximum(self._ratio_max.to(terms.ratio.device), terms.ratio.max())
         self._sum("loss/ratio_mean", terms.ratio)
         self._sum("loss/clip_low_fraction", terms.clipped_low)
@@ -133,11 +136,13 @@ class PolicyTally(Tally):
             )
 
     def metrics(self, optimizer_steps: int = 1) -> dict[str, float]:
-        """The means, the largest ratio, and how far the trainer's logprobs were from the engine's."""
+        """The means, the largest ratio, and how far the trainer's logprobs were from the engine's, if that gave any."""
         gaps = torch.cat(self._gaps.gaps).cpu().numpy()
+        means = {**super().metrics(optimizer_steps), "loss/ratio_max": self._ratio_max.item()}
+        if not len(gaps):
+            return means
         return {
-            **super().metrics(optimizer_steps),
-            "loss/ratio_max": self._ratio_max.item(),
+            **means,
             "loss/logprob_gap": float(gaps.mean(dtype=np.float64)),
             "loss/logprob_gap_p99": float(np.quantile(gaps, 0.99)),
         }

@@ -34,6 +34,8 @@ class Selection:
 
     model: str | None = None
     roles: frozenset[str] | None = None
+    without_logprobs: bool = False
+    """Whether calls are trained whose token ids are known and whose logprobs are not."""
 
     def other_model(self, item: Any) -> bool:
         """Whether another model sampled the turn."""
@@ -95,7 +97,7 @@ def collect(trajectory: Trajectory, eos_token_ids: frozenset[int], selection: Se
         for item in _sampled_items(history):
             if (role := call_role(item)) is not None:
                 calls.roles.add(role)
-            call = sampled_call(_with_logprob_entries(item))
+            call = sampled_call(_with_logprob_entries(item), without_logprobs=selection.without_logprobs)
             if isinstance(call, NotTrainable):
                 calls.untrainable[call] += is_new(id(item))
                 continue

@@ -46,7 +46,7 @@ class Predictions:
     """The sampled token."""
     advantage: Floats
     logprob: Floats
-    """As it was sampled, at `temperature`."""
+    """As it was sampled, at `temperature`; NaN where the engine did not say (see `TrainSequence.logprobs_missing`)."""
     temperature: Floats
     call: Ints
     """Number of the sequence it belongs to: what is averaged or normalised over a call needs to know which tokens are
@@ -109,11 +109,12 @@ def _sampled_logprobs(sequence: TrainSequence) -> Floats:
 def _predictions(sequence: TrainSequence, indices: Ints, path: Ints, call: int) -> Predictions:
     """The predictions of a sequence whose tokens lie at `path`. Temperature 0 (greedy) has the logprobs of 1."""
     count = len(indices)
+    logprobs = _sampled_logprobs(sequence)[indices - sequence.prompt_length]
     return Predictions(
         at=path[indices - 1],
         target=np.asarray(sequence.token_ids, dtype=np.int64)[indices],
         advantage=np.full(count, sequence.advantage),
-        logprob=_sampled_logprobs(sequence)[indices - sequence.prompt_length],
+        logprob=np.full(count, np.nan) if sequence.logprobs_missing else logprobs,
         temperature=np.full(count, sequence.temperature or 1.0),
         call=np.full(count, call),
         entry=np.arange(count),

@@ -117,6 +117,26 @@ def auto(
 
 
 @app.command()
+def export(
+    model: Annotated[
+        Path,
+        typer.Argument(help="A trained model (.art/PROJECT/models/NAME), or a run folder with one.", metavar="MODEL"),
+    ],
+    folder: Annotated[Path, typer.Argument(help="The new folder.", metavar="FOLDER")],
+    step: Annotated[int | None, typer.Option(min=0, help="Which checkpoint.", show_default="newest")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained model as a folder of its own, merged, for Transformers or vLLM."""
+    from mcp_rl.config import require_local
+
+    require_local()
+    from art_backend.export import export_run
+
+    written = export_run(model, folder, step)
+    print_json({"folder": str(written)}) if as_json else typer.echo(f"Written to {written}.")
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Say what this machine can do, what is missing, and how to get it. Exit code 1 when something is."""
     from dataclasses import asdict

@@ -7,9 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from art_backend.config import CLIP_RANGES, GRPOConfig, LossName
+from art_backend.config import CLIP_RANGES, GRPOConfig, LossName, parse_config
 from art_backend.contradictions import DEFINED_BY_LOSS
-from art_backend.local import parse_config
 from art_core.errors import ConfigError
 
 

@@ -22,13 +22,16 @@ def art(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[st
     return run_command(["-c", CODE, *arguments], timeout=timeout, env={**env, "LITELLM_LOCAL_MODEL_COST_MAP": "True"})
 
 
-@pytest.mark.parametrize("command", [[], ["judge-check"], ["auto"], ["doctor"], ["vllm"], ["vllm", "install"]])
+@pytest.mark.parametrize(
+    "command", [[], ["judge-check"], ["auto"], ["export"], ["doctor"], ["vllm"], ["vllm", "install"]]
+)
 def test_cli_01_help_answers_without_heavy_imports(command: list[str]) -> None:
     assert_help_is_light("art", "mcp_rl.art.cli", command)
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     assert "cannot be read" in sentence_of(art("judge-check", str(tmp_path / "none.jsonl"), "--judge", "x"))
+    assert "holds none" in sentence_of(art("export", str(tmp_path), str(tmp_path / "merged")))
 
 
 @pytest.mark.slow
