@@ -1,11 +1,13 @@
 # Each target makes its own virtual environment with only what it needs. A newcomer types `make demo` or `make test`.
 #   PYTHON  which interpreter makes the environment (3.11 - 3.13)
 #   SEED, STEPS, RUN, MODEL  options of `make demo`
+#   ENGINE   what samples in `make demo`: auto, transformers, or vllm, which then gets an environment of its own (3 GB)
 PYTHON ?= python3
 SEED ?= 0
 STEPS ?= 10
 RUN ?= runs/demo
 MODEL ?= smollm2-135m
+ENGINE ?= auto
 
 UNSLOTH := "unsloth==2026.10.9" "unsloth_zoo==2026.10.9"
 
@@ -17,13 +19,16 @@ DEMO := .venv-demo
 DEV := .venv
 NEXT := .venv-next
 VLLM := .venv-vllm
+VLLM_PYTHON := $(or $(ART_VLLM_PYTHON),$(CURDIR)/$(VLLM)/bin/python)
+WANTED_VLLM := $(if $(ART_VLLM_PYTHON),,$(VLLM)/complete)
+INSTALLER := $(if $(filter demo,$(MAKECMDGOALS)),$(DEMO),$(DEV))
 .PHONY: install engines demo test test-quick test-next check bench clean
 
 install: $(DEV)/.installed
 
 # What the tests of the other engine and the other trainer need: vLLM in an environment of its own (3 GB; one that is named in
 # ART_VLLM_PYTHON is taken instead), and Unsloth without what it would bring: a CPU needs none of it.
-engines: $(DEV)/.unsloth $(if $(ART_VLLM_PYTHON),,$(VLLM)/complete)
+engines: $(DEV)/.unsloth $(WANTED_VLLM)
 
 $(DEMO)/.installed: EXTRAS := mcp,local
 $(DEV)/.installed: EXTRAS := all,dev
@@ -42,16 +47,17 @@ $(DEV)/.unsloth: $(DEV)/.installed
 	$(DEV)/bin/python -m uv pip install --quiet --no-deps --python $(DEV)/bin/python $(UNSLOTH)
 	@touch $@
 
-$(VLLM)/complete: | $(DEV)/.installed
-	$(DEV)/bin/art vllm install --folder $(VLLM)
+$(VLLM)/complete: | $(INSTALLER)/.installed
+	$(INSTALLER)/bin/art vllm install --folder $(VLLM)
 
-demo: $(DEMO)/.installed
+demo: $(DEMO)/.installed $(if $(filter vllm,$(ENGINE)),$(WANTED_VLLM))
+	$(if $(filter vllm,$(ENGINE)),ART_VLLM_PYTHON=$(VLLM_PYTHON)) \
 	$(DEMO)/bin/mcp-rl train --server examples/sql_agent/server.py --model $(MODEL) --steps $(STEPS) --seed $(SEED) \
-	  --output $(RUN) --num-scenarios 48 --held-out 0.25 --max-calls 1 --max-turns 3 --max-tokens 48 \
+	  --engine $(ENGINE) --output $(RUN) --num-scenarios 48 --held-out 0.25 --max-calls 1 --max-turns 3 --max-tokens 48 \
 	  --lora-layers 15 --learning-rate 1e-3 --warmup-steps 4 --warmup-learning-rate 2e-3
 
 test: $(DEV)/.installed engines
-	ART_VLLM_PYTHON=$(or $(ART_VLLM_PYTHON),$(CURDIR)/$(VLLM)/bin/python) $(DEV)/bin/python -m pytest
+	ART_VLLM_PYTHON=$(VLLM_PYTHON) $(DEV)/bin/python -m pytest
 
 test-quick: $(DEV)/.installed
 	$(DEV)/bin/python -m pytest -m "not slow"

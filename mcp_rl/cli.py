@@ -17,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Train a small model to use the tools of an MCP server. No labels, no reward code, no GPU needed. "
-    "Extras: [mcp] to talk to servers, [local] to train on this machine: pip install 'art-plugins[mcp,local]'.",
+    r"Extras: \[mcp] to talk to servers, \[local] to train on this machine: pip install 'art-plugins\[mcp,local]'.",
 )
 
 Server = Annotated[
@@ -151,6 +151,10 @@ def train(
     judge_rubric: Annotated[
         Path | None, typer.Option(help="A text file that says what the judge looks for.", show_default=False)
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="What samples: transformers, vllm (see `art vllm install`), or what fits this machine.")
+    ] = "auto",
+    trainer: Annotated[str, typer.Option(help="What trains: peft, unsloth, or what fits this machine.")] = "auto",
     tools: Tools = None,
     exclude_tools: Exclude = None,
     allow_destructive: Destructive = False,

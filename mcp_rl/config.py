@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,7 +13,9 @@ from mcp_rl.rollout import RolloutConfig
 
 C = TypeVar("C", bound="RunOptions")
 
-RESUMABLE = {"generator_url", "steps", "output", "resume", "connect_timeout", "call_timeout", "judge_url"}
+RESUMABLE = {
+    "steps", "output", "resume", "engine", "trainer", "connect_timeout", "call_timeout", "judge_url", "generator_url",
+}  # fmt: skip
 """Options that may differ between a run and its continuation: all others decide what the numbers mean."""
 
 
@@ -68,6 +70,10 @@ class TrainConfig(RunOptions):
     temperature: float = Field(default=RolloutConfig.temperature, gt=0)
     concurrency: int = Field(default=32, ge=1)
     """Requests that the engine computes at once."""
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """What samples; the figures are the same with each, so a run may go on with another one."""
+    trainer: Literal["auto", "peft", "unsloth"] = "auto"
+    """What trains, with the same checkpoints."""
     system_prompt: str = RolloutConfig.system_prompt
     judge: str | None = None
     """The model whose comparison of a group's attempts is the reward, `local` for the run's own base model; None: the

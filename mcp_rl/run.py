@@ -52,7 +52,12 @@ class Run:
 @asynccontextmanager
 async def open_run(config: TrainConfig, folder: RunFolder, display: Display) -> AsyncIterator[Run]:
     """Everything that a run needs, closed again at the end."""
+    from art_backend.trainer_choice import check_trainer
+    from art_backend.vllm.choice import check_engine
     from mcp_rl.client import MCPServer
+
+    check_engine(config.engine)
+    check_trainer(config.trainer)
 
     server = MCPServer(
         config.server,
@@ -74,6 +79,8 @@ async def open_run(config: TrainConfig, folder: RunFolder, display: Display) -> 
         folder.write_config(config)
         backend = LocalBackend(
             adapter=AdapterConfig(r=config.lora_rank, alpha=2 * config.lora_rank, last_layers=config.lora_layers),
+            engine=config.engine,
+            trainer=config.trainer,
             max_batch_size=config.concurrency,
             seed=config.seed,
         )
