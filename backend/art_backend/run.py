@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from art_backend.checkpoints import Checkpoints
 from art_backend.protocols import InferenceEngine, Trainer
 from art_backend.threads import in_own_thread
 from art_core.backend import TrainResult
+from art_core.errors import StorageError
 from art_core.files import write_json
 from art_core.storage import RunStore
 
@@ -60,7 +63,15 @@ class Run:
             write_json(folder / METRICS_FILE, record)
 
         started = time.perf_counter()
-        path = await in_own_thread(self.checkpoints.write, step, save)
+        try:
+            path = await in_own_thread(self.checkpoints.write, step, save)
+        except (OSError, SafetensorError) as error:
+            # What is in memory shall be what is on the disk, or the next step would go on from one that was lost.
+            await in_own_thread(self.trainer.restore, self.checkpoints.path(self.step))
+            raise StorageError(
+                f"step {step} of {model.name} cannot be written to {self.checkpoints.folder} ({error}): make room there and "
+                "train it again."
+            ) from error
         self.step = step
         await self.publish(model)
         RunStore(self.folder).append_history(record)
