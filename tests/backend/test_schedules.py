@@ -191,7 +191,8 @@ def test_metrics_of_a_step() -> None:
         "loss/clip_high_fraction", "loss/truncated_importance_mean", "loss/kl_policy_ref", "loss/logprob_gap",
         "loss/logprob_gap_p99", "loss/grad_norm", "loss/learning_rate", "data/optimizer_steps", "data/tokens_trained",
         "data/tokens_computed", "data/tokens_naive", "data/rows", "data/padding_share", "time/step_pack_s",
-        "time/step_score_s", "time/step_backward_s", "time/step_optimizer_s",
+        "time/step_score_s", "time/step_backward_s", "time/step_optimizer_s", "memory/activations_estimated_gb",
+        "memory/recomputed",
     }  # fmt: skip
     assert 0 < metrics["data/padding_share"] < 1
     assert metrics["loss/logprob_gap_p99"] > metrics["loss/logprob_gap"] > 0
