@@ -35,7 +35,7 @@ class Worker:
         there.close()
 
     def step(self) -> dict[str, float]:
-        """One step: `wall_s`, `cpu_s`, `peak_mb` of the whole process, and what the side reports.
+        """One step: `wall_s`, `cpu_s`, `peak_mb` of the whole process, `added_mb` by the step, and what the side reports.
 
         Raises RuntimeError when the process has ended.
         """
@@ -68,10 +68,11 @@ def measured(side: Side) -> dict[str, float]:
     """One step of `side` with its time and the highest memory that this process held while it ran."""
     if PEAK_RESET.exists():
         PEAK_RESET.write_text("5")
+    before = peak_mb()
     wall, cpu = time.perf_counter(), time.process_time()
     figures = side.step()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return {"wall_s": wall, "cpu_s": cpu, "peak_mb": peak_mb(), **figures}
+    return {"wall_s": wall, "cpu_s": cpu, "peak_mb": (peak := peak_mb()), "added_mb": peak - before, **figures}
 
 
 def peak_mb() -> float:

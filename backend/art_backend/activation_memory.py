@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from art_backend.attention import TILE
+from art_backend.attention_layout import TILE
 from art_backend.packed_model import CHUNK, PackedModel
 from art_backend.packing import Row, pack
 from art_backend.protocols import TrainSequence
@@ -25,8 +25,8 @@ SAMPLE = 64
 """Tokens of the measured pass."""
 SHARE = 0.8
 """Of the available memory that a step may plan with: the allocator and the backward pass need room of their own."""
-LOGITS = 4
-"""Float32 copies of a chunk's logits that exist at once."""
+LOGITS = 2
+"""Float32 copies of a chunk's logits that its probabilities and their gradient take at most."""
 CGROUPS = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),

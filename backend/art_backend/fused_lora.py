@@ -2,7 +2,8 @@
 
 y = x W' + s (x A') B'. Composed from modules, that writes and reads full-size intermediates for the low-rank product, its
 scaling and the sum, forward and backward. Here the low-rank product is accumulated into the output, the scale goes into
-the same product, and only x and x A' are kept for the backward pass.
+the same product, and only x and x A' are kept for the backward pass. It computes in the precision of x, as PEFT does under
+autocast: A and B stay float32, and so do their gradients where they add up, but in bfloat16 each product is rounded.
 """
 
 from __future__ import annotations
@@ -14,13 +15,6 @@ import torch
 from torch.nn.functional import linear
 
 
-def _add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
-    """out + scale * left @ right, in place; the factors may be of higher precision than `out`."""
-    if out.dtype == left.dtype:
-        return out.addmm_(left, right, alpha=scale)
-    return out.add_((left @ right).to(out.dtype), alpha=scale)
-
-
 class _LoraLinear(torch.autograd.Function):
     """Shapes: x (N, I), weight (O, I), bias (O) or None, a (R, I), b (O, R); the result (N, O) has the dtype of x."""
 
@@ -28,20 +22,19 @@ class _LoraLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, a: torch.Tensor, b: torch.Tensor, scale: float
     ) -> Any:
-        low = x.to(a.dtype) @ a.t()
+        low = x @ a.to(x.dtype).t()
         ctx.save_for_backward(x, low, weight, a, b)
         ctx.scale = scale
-        return _add_product(linear(x, weight, bias), low, b.t(), scale)
+        return linear(x, weight, bias).addmm_(low, b.to(x.dtype).t(), alpha=scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         x, low, weight, a, b = ctx.saved_tensors
         (dy,) = grads
-        dy_precise = dy.to(b.dtype)
-        dlow = (dy_precise @ b).mul_(ctx.scale)
-        db = (dy_precise.t() @ low).mul_(ctx.scale)
-        da = dlow.t() @ x.to(a.dtype)
-        dx = _add_product(dy @ weight, dlow, a, 1.0) if ctx.needs_input_grad[0] else None
+        dlow = (dy @ b.to(x.dtype)).mul_(ctx.scale)
+        db = (dy.t() @ low).to(b.dtype).mul_(ctx.scale)
+        da = (dlow.t() @ x).to(a.dtype)
+        dx = (dy @ weight).addmm_(dlow, a.to(x.dtype)) if ctx.needs_input_grad[0] else None
         return dx, None, None, da, db, None
 
 

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from art_backend.attention import lay_out, use_trie_attention
+from art_backend.attention import use_trie_attention
+from art_backend.attention_layout import lay_out
+from art_backend.logprobs import token_logprobs
 from art_backend.packing import Row, pack
 from art_backend.protocols import TrainSequence
 from art_backend.recompute import KeptBytes, recomputed
@@ -132,18 +134,10 @@ class PackedModel:
         sampled_E, advantage_E, temperature_E = torch.from_numpy(columns).float().to(self.device)
         ids = (index, predictions.target, predictions.entry)
         index_E, target_E, entry_E = (torch.from_numpy(each).to(self.device) for each in ids)
-        logits_RV = self.head(states_RE).float()
-        scaled_RV, tempered = logits_RV, bool((predictions.temperature != 1.0).any())
-        if tempered:
+        temperature_R = None
+        if (predictions.temperature != 1.0).any():
             temperature_R = torch.ones(len(states_RE), device=self.device).index_copy_(0, index_E, temperature_E)
-            scaled_RV = logits_RV / temperature_R[:, None]
-        total_R = scaled_RV.logsumexp(-1)
-        logprob_E = scaled_RV[index_E, target_E] - total_R[index_E]
-        untempered_E = logprob_E.detach()
-        with torch.no_grad():
-            if tempered:
-                untempered_E = logits_RV[index_E, target_E] - logits_RV.logsumexp(-1)[index_E]
-            entropy_R = total_R - (scaled_RV - total_R[:, None]).exp_().mul_(scaled_RV).sum(-1)
+        logprob_E, untempered_E, entropy_R = token_logprobs(states_RE, self.head, index_E, target_E, temperature_R)
         return Scores(logprob_E, untempered_E, entropy_R[index_E], sampled_E, advantage_E, temperature_E, entry_E)
 
     @torch.no_grad()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from art_backend import base_model
 from art_backend.config import AdapterConfig, GRPOConfig
 from art_backend.peft_trainer import PeftTrainer
 from art_backend.protocols import TrainSequence
@@ -22,8 +21,7 @@ class Ours:
     """A trainer and its batch."""
 
     def __init__(self, dtype: torch.dtype, sequences: Sequence[TrainSequence], config: GRPOConfig = CONFIG) -> None:
-        base_model.default_dtype = lambda: dtype  # as where the hardware is fast in it
-        self.trainer, self.sequences, self.config = PeftTrainer(), sequences, config
+        self.trainer, self.sequences, self.config = PeftTrainer(dtype), sequences, config
         self.trainer.load(MODEL, ADAPTER, SEED)
 
     def step(self) -> dict[str, float]:

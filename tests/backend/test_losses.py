@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from art_backend.adapter_files import adapter_parameters, attach_adapter
-from art_backend.attention import lay_out, use_trie_attention
+from art_backend.attention import use_trie_attention
+from art_backend.attention_layout import lay_out
 from art_backend.config import AdapterConfig
 from art_backend.importance import importance_ratio
 from art_backend.losses import cispo, clipped

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import trl
 
 from art_backend.adapter_files import adapter_parameters, attach_adapter
 from art_backend.config import GRPOConfig
 from art_backend.protocols import TrainSequence
+from benchmarks.train_step.trl_trainer import make_trainer, padded
 from tests.backend.packed_reference import Sampler, tiny_model
 from tests.backend.policy_session import SHAPE, gradients, near_policy, policy_gradient, spread
 
@@ -51,66 +51,12 @@ def batch_of_groups() -> list[TrainSequence]:
     return near_policy(made)
 
 
-def padded(batch: list[TrainSequence]) -> dict[str, Any]:
-    """A batch as TRL's trainer hands it to its loss: prompts padded left, replies right."""
-    prompts, replies = max(s.prompt_length for s in batch), max(len(s.logprobs) for s in batch)
-    rows: dict[str, list[list[float]]] = {
-        name: []
-        for name in (
-            "prompt_ids",
-            "prompt_mask",
-            "completion_ids",
-            "completion_mask",
-            "tool_mask",
-            "old_per_token_logps",
-        )
-    }
-    for s in batch:
-        left, right = prompts - s.prompt_length, replies - len(s.logprobs)
-        rows["prompt_ids"].append([0] * left + list(s.token_ids[: s.prompt_length]))
-        rows["prompt_mask"].append([0] * left + [1] * s.prompt_length)
-        rows["completion_ids"].append(list(s.token_ids[s.prompt_length :]) + [0] * right)
-        rows["completion_mask"].append([1] * len(s.logprobs) + [0] * right)
-        rows["tool_mask"].append([int(logprob is not None) for logprob in s.logprobs] + [0] * right)
-        rows["old_per_token_logps"].append([logprob or 0.0 for logprob in s.logprobs] + [0.0] * right)
-    inputs: dict[str, Any] = {name: torch.tensor(values) for name, values in rows.items()}
-    inputs["advantages"] = torch.tensor([s.advantage for s in batch])
-    inputs["num_items_in_batch"] = inputs["tool_mask"].sum()
-    return inputs
-
-
 def oracle(batch: list[TrainSequence], options: dict[str, Any], folder: Path) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients by TRL, of the same model with the same adapter."""
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(64)}, unk_token="0"))
     model = tiny_model()
     parameters = spread(adapter_parameters(attach_adapter(model, "tiny", SHAPE, seed=3)))
-    config = trl.GRPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        max_completion_length=LENGTH,
-        per_device_train_batch_size=len(batch),
-        num_generations=len(batch),
-        gradient_accumulation_steps=1,
-        beta=0.0,
-        report_to=[],
-        **options,
-    )
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=config,
-        train_dataset=Dataset.from_list([{"prompt": "1 2"}]),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="2"),
-    )
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.model.train()
-    loss = trainer._compute_loss(trainer.model, padded(batch))
+    trainer = make_trainer(model, str(folder), len(batch), bf16=False, max_completion_length=LENGTH, **options)
+    loss = trainer.compute_loss(trainer.model, padded(batch))
     loss.backward()
     return loss.item(), gradients(parameters)
 
