@@ -13,14 +13,15 @@ import torch
 
 import art_core as art
 from art_backend import AdapterConfig, LocalBackend
+from art_backend.base_model import default_dtype
 from art_backend.unsloth_model import UnslothOptions, unsloth_is_installed
 from tests.backend.vllm_real.asking import USER, ask, gaps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ADAPTER = AdapterConfig(r=4, alpha=8)
-NATS = 1e-3
-"""In float32. In bfloat16 it is 0.04 on average."""
+NATS = 1e-3 if default_dtype() == torch.float32 else 0.1
+"""The allowed mean gap: a trainer or an engine in bfloat16 rounds, by 0.03 nats a token here."""
 
 
 @pytest.fixture(params=["vllm-peft", "vllm-unsloth", "transformers-peft"])
@@ -78,3 +79,32 @@ async def test_three_steps_each_served_before_the_next(
             assert before.choices[0].token_ids != after.choices[0].token_ids
             texts.add(tuple(after.choices[0].token_ids))
         assert len(texts) == 3
+
+
+@pytest.mark.parametrize("local", ["vllm-peft", "transformers-peft"], indirect=True)
+async def test_of_two_models_on_one_engine_one_is_trained_and_the_other_answers_as_before(
+    local: LocalBackend, base: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    def said(answer: str) -> art.Trajectory:
+        return art.Trajectory(messages_and_choices=[*USER, {"role": "assistant", "content": answer}])
+
+    async with local:
+        names = [f"{name}-{request.node.callspec.id}" for name in ("one", "other")]
+        one, other = [
+            art.TrainableModel(name=name, project="p", base_model=str(base), base_path=tmp_path) for name in names
+        ]
+        await one.register(local)
+        await other.register(local)
+        assert one.inference_base_url == other.inference_base_url
+        await one.train_sft([said("Red")], learning_rate=1e-2)
+        await other.train_sft([said("Blue")], learning_rate=1e-2)
+        client = one.openai_client()
+        before = [await ask(client, name) for name in names]
+        await one.train_sft([said("Green")], learning_rate=3e-2)
+        after = [await ask(client, name) for name in names]
+    assert [reply.model for reply in after] == [f"{names[0]}@2", f"{names[1]}@1"]
+    logprobs = [[entry.logprob for entry in reply.choices[0].logprobs.content] for reply in (before[1], after[1])]
+    assert before[1].choices[0].token_ids == after[1].choices[0].token_ids
+    assert logprobs[1] == pytest.approx(logprobs[0], abs=1e-3)
+    answers = [reply.choices[0].token_ids for reply in (before[0], after[0], after[1])]
+    assert len({tuple(answer) for answer in answers}) == 3
