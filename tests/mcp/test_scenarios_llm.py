@@ -301,6 +301,31 @@ def test_cli_02_train_and_held_out_share_no_last_call(goods: list[str], held_out
     assert "train" in sides
 
 
+@pytest.mark.slow
+@pytest.mark.network
+async def test_cli_02_a_server_of_others_with_resources_and_prompts() -> None:
+    add = proposal("What is 2 plus 5?", ("get-sum", {"a": 2, "b": 5}))
+    rest = [proposal("Echo hi", ("echo", {"message": "hi"})), proposal("  ECHO hi!", ("echo", {"message": "hi"}))]
+    seen: list[JSON] = []
+
+    def script(body: JSON) -> Reply:
+        text = body["messages"][-1]["content"]
+        data = json.loads(text.split("<data>\n")[1].split("\n</data>")[0])
+        if "Write exactly" not in text:
+            return Reply(json.dumps({"answers": [{"number": 0, "answer": "It is 7.", "facts": ["7", "99"]}]}))
+        seen.append(data)
+        return items(*([add, proposal("Divide 4 by 2", ("divide", {}))] if len(seen) == 1 else rest))
+
+    with JudgeServer(script) as endpoint:
+        async with MCPServer("npx -y @modelcontextprotocol/server-everything") as server:
+            llm = StructuredLLM("writer-of-all", base_url=endpoint.base_url)
+            made = await generate_by_llm(server, llm, num=2, held_out=0, offers=await server.offers())
+    assert [scenario.task for scenario in made] == ["What is 2 plus 5?", "Echo hi"]
+    assert (made[0].results, made[0].facts) == (["The sum of 2 and 5 is 7."], ["7"])
+    assert {"tools", "calls_made", "resources", "prompts"} == seen[0].keys()
+    assert any(resource["head"] for resource in seen[0]["resources"])
+
+
 # The command ---------------------------------------------------------------------------------------------------------
 
 SERVER_FILE = """
