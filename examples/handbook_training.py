@@ -38,12 +38,20 @@ async def warm_up(run_agent: RunAgent, model: TrainableModel) -> None:
     nothing here depends on the framework.
     """
 
-    async def attempt(task: Task) -> None:
+    async def run(task: Task) -> None:
         await (run_agent(model, task) if iscoroutinefunction(run_agent) else asyncio.to_thread(run_agent, model, task))
 
+    async def demonstration(task: Task) -> Trajectory:
+        try:
+            attempt = await capture_auto_trajectory(run(task))
+        except Exception as error:  # an agent that failed had made its first request all the same
+            attempt = getattr(error, "trajectory", Trajectory())
+            if not attempt.choices():
+                raise
+        return solved(task, attempt)
+
     started = time.monotonic()
-    attempts = await asyncio.gather(*[capture_auto_trajectory(attempt(task)) for task in TRAIN])
-    shown = [solved(task, attempt) for task, attempt in zip(TRAIN, attempts, strict=True)]
+    shown = await asyncio.gather(*map(demonstration, TRAIN))
     metrics = (await model.train_sft(shown, learning_rate=1e-3, batch_size=4, epochs=3)).metrics
     losses = f"{metrics['loss/train_first']:.2f} -> {metrics['loss/train']:.2f}"
     print(f"warm-up: loss {losses}, {time.monotonic() - started:.0f} s", flush=True)
@@ -101,11 +109,11 @@ def main(
     result = asyncio.run(run())
     for step in result.steps:
         reason = "" if step.trained else f", nothing to train: {step.reason}"
-        print(f"step {step.step - 1}: reward {shown(step.reward)}{reason}")  # the warm-up made version 1
-    print(f"held-out tasks: reward {shown(result.validation_before)} -> {shown(result.validation_after)}")
+        print(f"step {step.step - 1}: reward {text_of(step.reward)}{reason}")  # the warm-up made version 1
+    print(f"held-out tasks: reward {text_of(result.validation_before)} -> {text_of(result.validation_after)}")
     print(f"adapter: {result.checkpoint_path}")
 
 
-def shown(reward: float | None) -> str:
+def text_of(reward: float | None) -> str:
     """A mean reward for people."""
     return "none" if reward is None else f"{reward:.2f}"
