@@ -46,7 +46,7 @@ def diagnose() -> list[Check]:
     checks += [_extra(name, modules) for name, modules in EXTRAS.items()]
     if not all(check.ok for check in checks if check.name == "extra local"):
         return checks  # what the others look for is useless without it
-    return [*checks, _vllm(), _unsloth(), _default_model()]
+    return [*checks, _vllm(), _unsloth(), _default_model(), _choice()]
 
 
 def _python() -> Check:
@@ -115,9 +115,12 @@ def _vllm() -> Check:
 def _unsloth() -> Check:
     if _installed("unsloth"):
         return Check("unsloth", True, importlib.metadata.version("unsloth"))
-    return Check(
-        "unsloth", True, "not installed (optional: faster training on a GPU)", "pip install 'art-plugins[unsloth]'"
-    )
+    if gpus():
+        detail, fix = "not installed (optional: faster training)", "pip install 'art-plugins[unsloth]'"
+    else:  # the extra would bring the CUDA build of torch
+        detail = "not installed (optional: no faster than PEFT without a GPU)"
+        fix = "pip install --no-deps 'unsloth>=2026.10.9' 'unsloth_zoo>=2026.10.9'"
+    return Check("unsloth", True, detail, fix)
 
 
 def _default_model() -> Check:
@@ -127,3 +130,15 @@ def _default_model() -> Check:
     if folder.is_dir():
         return Check("default model", True, f"{DEFAULT_MODEL} in {folder}")
     return Check("default model", True, f"{DEFAULT_MODEL} is not fetched yet (93 MB): the first run does it")
+
+
+def _choice() -> Check:
+    from art_backend.trainer_choice import choose_trainer
+    from art_backend.vllm.choice import choose_engine
+
+    try:
+        engine, trainer = choose_engine("auto"), choose_trainer("auto")
+    except ARTError as error:
+        return Check("LocalBackend()", False, str(error))
+    detail = f"engine {engine.name} ({engine.reason}), trainer {trainer.name} ({trainer.reason})"
+    return Check("LocalBackend()", True, f"takes {detail}")

@@ -43,7 +43,9 @@ def show_check(found: JudgeCheck) -> None:
 
 def show_checks(checks: Iterable[Check]) -> None:
     """Print what `diagnose` found."""
-    table = Table("", "Check", "Found", "Fix", box=None, pad_edge=False)
+    table = Table("", "Check", box=None, pad_edge=False)
+    for name in ("Found", "How to get it"):
+        table.add_column(name, overflow="fold")  # a path that is cut off is of no use
     for check in checks:
         sign = Text("ok", style="green") if check.ok else Text("no", style="bold red")
         table.add_row(sign, Text(check.name), Text(check.detail), Text(check.fix or ""))

@@ -48,6 +48,7 @@ def test_a_machine_as_it_is(nowhere: Path) -> None:
     assert checks["extra local"] == Check("extra local", True, "installed")
     assert "not fetched" in checks["default model"].detail
     assert {f"extra {name}" for name in doctor.EXTRAS} <= set(checks)
+    assert checks["LocalBackend()"].detail.startswith("takes engine transformers (there is no GPU")
 
 
 def test_a_gpu_without_the_right_builds_has_fixes(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +64,16 @@ def test_a_gpu_without_the_right_builds_has_fixes(nowhere: Path, monkeypatch: py
     assert "CPU build" in by_name()["vllm"].detail
     monkeypatch.setenv(VARIABLE, "/nowhere/python")
     assert "has no vLLM" in by_name()["vllm"].detail
+
+
+@pytest.mark.parametrize(("gpu", "words"), [(False, "pip install --no-deps"), (True, "art-plugins[unsloth]")])
+def test_unsloth_is_to_be_had_without_the_wrong_torch(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool, words: str
+) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda module: module != "unsloth")
+    if gpu:
+        add_gpu(nowhere)
+    assert words in (by_name()["unsloth"].fix or "")
 
 
 def test_the_engine_of_a_machine(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
