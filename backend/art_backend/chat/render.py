@@ -12,6 +12,7 @@ of turn k+1 extends the tokens of turn k.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -34,13 +35,14 @@ def render(
     *,
     add_generation_prompt: bool = True,
     template: str | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of a conversation, by default as the prompt of the next assistant turn.
 
     Special tokens come from the template alone, so there is exactly one BOS. `template` overrides the choice of
-    `chat_template`. Raises RenderError.
+    `chat_template`; `variables` are more of the template's, such as `enable_thinking`. Raises RenderError.
     """
-    ids = _apply(tokenizer, messages, tools, add_generation_prompt, template, tokenize=True)
+    ids = _apply(tokenizer, messages, tools, add_generation_prompt, template, tokenize=True, variables=variables)
     if hasattr(ids, "keys"):  # some tokenizers give a BatchEncoding whatever was asked
         ids = ids["input_ids"]
     if ids and not isinstance(ids[0], int):
@@ -68,6 +70,7 @@ def _apply(
     template: str | None,
     *,
     tokenize: bool,
+    variables: Mapping[str, Any] | None = None,
 ) -> Any:
     template = template or chat_template(tokenizer)
     keep_strings = hermes_template() in template
@@ -79,6 +82,7 @@ def _apply(
             add_generation_prompt=add_generation_prompt,
             tokenize=tokenize,
             return_dict=False,  # its default differs between transformers 4 and 5
+            **(variables or {}),
         )
     except RenderError:
         raise

@@ -33,6 +33,7 @@ class TransformersEngine:
         dtype: of the weights; None: what is fast on this machine.
         max_batch_size: replies computed at once; more wait.
         max_model_len: longest prompt plus reply, in tokens; never more than the model was made for.
+        chat_template: a file with a Jinja template instead of the model's (or ours, for models that know no tools).
         host: address to listen on.
 
     Attributes:
@@ -47,6 +48,7 @@ class TransformersEngine:
         dtype: torch.dtype | None = None,
         max_batch_size: int = 32,
         max_model_len: int = 2048,
+        chat_template: str | Path | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         if max_batch_size < 1 or max_model_len < 2:
@@ -56,6 +58,12 @@ class TransformersEngine:
         self.api_key = secrets.token_urlsafe(24)
         self._dtype, self._host = dtype, host
         self._max_batch_size, self._max_model_len = max_batch_size, max_model_len
+        try:
+            self._template = Path(chat_template).read_text(encoding="utf-8") if chat_template else None
+        except OSError as error:
+            raise ConfigError(
+                f"chat_template={chat_template}: {error.strerror}, give a file with a template."
+            ) from error
         self._server: ServerThread | None = None
         self._scheduler: Scheduler | None = None
         self._weights: MergedWeights | None = None
@@ -132,7 +140,7 @@ class TransformersEngine:
         registry, weights = Registry(), MergedWeights(model)
         scheduler = Scheduler(decoder, weights, eos_token_ids(folder), self._max_batch_size)
         try:
-            service = ChatService(load_tokenizer(folder), registry, scheduler, length)
+            service = ChatService(load_tokenizer(folder), registry, scheduler, length, self._template)
             server = ServerThread(build_app(service, self.api_key), self._host)
         except BaseException:
             scheduler.close()

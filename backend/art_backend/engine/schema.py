@@ -74,6 +74,7 @@ class ChatRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def stops(self) -> list[str]:

@@ -23,13 +23,22 @@ JSON = dict[str, Any]
 
 
 class ChatService:
-    """Answers chat requests with a scheduler. Its methods run on the event loop of the server."""
+    """Answers chat requests with a scheduler, prompts rendered by `template` (None: that of the model, or ours). Its methods
+    run on the event loop of the server."""
 
-    def __init__(self, tokenizer: Any, registry: Registry, scheduler: Scheduler, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        registry: Registry,
+        scheduler: Scheduler,
+        max_model_len: int,
+        template: str | None = None,
+    ) -> None:
         self.registry, self.scheduler = registry, scheduler
         self._tokenizer, self._max_model_len = tokenizer, max_model_len
         self._token_texts = TokenTexts(tokenizer)
-        self._check = ParserCheck(None, taught=hermes_template() in chat_template(tokenizer))
+        self._template = template or chat_template(tokenizer)
+        self._check = ParserCheck(None, taught=hermes_template() in self._template)
 
     def open(self, request: ChatRequest) -> Call:
         """Start computing the replies. Raises ApiError. The call must be closed."""
@@ -57,7 +66,13 @@ class ChatService:
         """Prompt tokens, and how the reply is forced to begin (the end of the prompt)."""
         forced_name = request.forced_call()
         try:
-            prompt = render(self._tokenizer, request.messages, request.tools if request.uses_tools else None)
+            prompt = render(
+                self._tokenizer,
+                request.messages,
+                request.tools if request.uses_tools else None,
+                template=self._template,
+                variables=request.chat_template_kwargs,
+            )
         except RenderError as error:
             raise ApiError(400, str(error), param="messages") from error
         forced: list[int] = []
