@@ -7,6 +7,7 @@ All that differs from an ADK agent that is not trained is `model=ART(model)`.
 
 from __future__ import annotations
 
+import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -43,5 +44,6 @@ async def run_agent(model: TrainableModel, task: handbook.Task) -> str:
 
 
 if __name__ == "__main__":
+    logging.getLogger("google_adk").setLevel(logging.CRITICAL)  # it prints a traceback for each run that the limit cuts
     train = partial(train_agent, run_agent, TRAIN, answer_reward, validation=VALIDATION)
     main("adk-agent", __doc__, run_agent, train)
