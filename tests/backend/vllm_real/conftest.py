@@ -67,7 +67,7 @@ def engine(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLL
         max_model_len=512,
         extra_args=tight,
         log_file=log,
-        hang_timeout=20.0,
+        hang_timeout=30.0,
     )
     asyncio.run(engine.start())
     yield engine

@@ -35,7 +35,8 @@ async def test_an_engine_killed_mid_rollout_and_mid_swap_is_replaced(
     old, new = (save_adapter(model, tmp_path / f"a{seed}", seed=seed) for seed in (3, 4))
     await engine.publish("killed@3", tmp_path / "a3")
     asking = [asyncio.ensure_future(ask(client, "killed@3", temperature=1.0, max_tokens=300)) for _ in range(6)]
-    await asyncio.sleep(1.0)
+    api = engine._running()._api
+    await until(lambda: api.in_flight().get("killed@3") == len(asking))
     restarts, family = engine.restarts, processes(engine)
     core = core_of(engine)
     core.suspend()  # so that the swap is under way, and does not get done, when the engine is killed
