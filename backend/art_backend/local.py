@@ -163,9 +163,10 @@ class LocalBackend:
             await run.engine.sleep()
             progress = SlowSteps("train_sft", optimizer_steps(examples, config))
             history = []
-            for batch in sft_batches(examples, config, random.Random(f"{self.seed}/{run.step}")):
-                history.append(await in_own_thread(run.trainer.sft_step, batch, config))
-                progress.advance(f"loss {history[-1]['loss/train']:.3f}")
+            async with run.undone_on_error():
+                for batch in sft_batches(examples, config, random.Random(f"{self.seed}/{run.step}")):
+                    history.append(await in_own_thread(run.trainer.sft_step, batch, config))
+                    progress.advance(f"loss {history[-1]['loss/train']:.3f}")
             metrics = {**(extra_metrics or {}), **history[-1], "loss/train_first": history[0]["loss/train"]}
             metrics["sft/optimizer_steps"] = len(history)
             metrics["time/step_trainer_s"] = time.perf_counter() - started

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,16 @@ class Run:
         while len(self.published) > SERVED_STEPS:
             await self.engine.retire(self.published.pop(0))
 
+    @asynccontextmanager
+    async def undone_on_error(self) -> AsyncIterator[None]:
+        """Take the trainer back to the current step when what is done inside fails, or the next step would go on from one
+        that was lost."""
+        try:
+            yield
+        except Exception:
+            await in_own_thread(self.trainer.restore, self.checkpoints.path(self.step))
+            raise
+
     async def complete(self, model: TrainableModel, metrics: dict[str, float], *, reason: str | None) -> TrainResult:
         """Make what the trainer holds the next step: checkpoint with `metrics`, publish, record. `reason` says why nothing
         was trained."""
@@ -64,10 +75,9 @@ class Run:
 
         started = time.perf_counter()
         try:
-            path = await in_own_thread(self.checkpoints.write, step, save)
+            async with self.undone_on_error():
+                path = await in_own_thread(self.checkpoints.write, step, save)
         except (OSError, SafetensorError) as error:
-            # What is in memory shall be what is on the disk, or the next step would go on from one that was lost.
-            await in_own_thread(self.trainer.restore, self.checkpoints.path(self.step))
             raise StorageError(
                 f"step {step} of {model.name} cannot be written to {self.checkpoints.folder} ({error}): make room there and "
                 "train it again."

@@ -87,3 +87,20 @@ def test_a_long_run_says_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
         "train_sft: 1/3 steps, loss 3",
         "train_sft: 2/3 steps, loss 2",
     ]
+
+
+async def test_steps_before_one_that_fails_are_undone(tmp_path: Path, tiny_llama: Path) -> None:
+    shown = [art.Trajectory(messages_and_choices=TALK)]
+    adapters = []
+    async with backend() as local:
+        for name in ("calm", "shaken"):
+            model = trainable(tmp_path, tiny_llama, name)
+            await model.register(local)
+            if name == "shaken":
+                with pytest.raises(TrainingError, match="not finite"):
+                    await model.train_sft(shown, learning_rate=1e30, epochs=4)
+                assert await model.get_step() == 0
+            result = await model.train_sft(shown, learning_rate=1e-2, epochs=2)
+            assert result.checkpoint_path is not None
+            adapters.append((result.checkpoint_path / "adapter_model.safetensors").read_bytes())
+    assert adapters[0] == adapters[1]
