@@ -17,6 +17,7 @@ import torch
 
 from art_backend.attention import use_trie_attention
 from art_backend.attention_layout import lay_out
+from art_backend.fused_layers import fuse_layers
 from art_backend.logprobs import token_logprobs
 from art_backend.packing import Row, pack
 from art_backend.protocols import TrainSequence
@@ -67,6 +68,7 @@ class PackedModel:
             self.groups: int = heads // (getattr(model.config, "num_key_value_heads", None) or heads)
             sequences = self._example()
             use_trie_attention(model)
+            fuse_layers(model)
             gap = self._gap(sequences)
         except TrainingError:
             raise

@@ -14,7 +14,7 @@ from benchmarks.train_step.ours import ADAPTER, CONFIG, MODEL, SEED
 
 
 class Separate:
-    """A model and a batch of whole trajectories; made with a dtype and the name of a shape."""
+    """A model and a batch of whole trajectories."""
 
     def __init__(self, dtype: torch.dtype, shape: str) -> None:
         model = load_model(resolve(MODEL), dtype)
@@ -45,4 +45,6 @@ class Separate:
         return {"loss/train": whole, "loss/grad_norm": norm.item(), "data/tokens_computed": float(tokens)}
 
 
-make = Separate
+def make(dtype: torch.dtype, shape: str, rows: int) -> Separate:
+    """The plain loop on a shape, which computes one of its rows at once, not `rows`."""
+    return Separate(dtype, shape)

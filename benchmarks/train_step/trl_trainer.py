@@ -22,9 +22,6 @@ from art_backend.protocols import TrainSequence
 from benchmarks.train_step.batches import SHAPES
 from benchmarks.train_step.ours import ADAPTER, CONFIG, MODEL, SEED
 
-ROWS = 8
-"""Rows of a batch that TRL computes at once: its default. It accumulates the gradient of more."""
-
 
 def padded(batch: Sequence[TrainSequence]) -> dict[str, torch.Tensor]:
     """A batch as TRL's trainer hands it to its loss: prompts padded left, replies right."""
@@ -71,9 +68,9 @@ def make_trainer(model: Any, folder: str, batch_size: int, **options: Any) -> An
 
 
 class Trl:
-    """TRL's trainer and its batch, cut into parts that it computes at once."""
+    """TRL's trainer and its batch, `rows` of which it computes at once."""
 
-    def __init__(self, dtype: torch.dtype, batch: Sequence[TrainSequence]) -> None:
+    def __init__(self, dtype: torch.dtype, batch: Sequence[TrainSequence], rows: int) -> None:
         model = load_model(resolve(MODEL), dtype)
         adapter = LoraConfig(
             r=ADAPTER.r, lora_alpha=ADAPTER.alpha, target_modules=linear_names(model), task_type="CAUSAL_LM"
@@ -81,15 +78,15 @@ class Trl:
         torch.manual_seed(SEED)
         whole = padded(batch)
         self.parts = [
-            {name: value[first : first + ROWS] if value.dim() else value for name, value in whole.items()}
-            for first in range(0, len(batch), ROWS)
+            {name: value[first : first + rows] if value.dim() else value for name, value in whole.items()}
+            for first in range(0, len(batch), rows)
         ]
         self.tokens = sum(part["prompt_ids"].numel() + part["completion_ids"].numel() for part in self.parts)
         self._folder = tempfile.TemporaryDirectory()
         self.trainer = make_trainer(
             get_peft_model(model, adapter),
             self._folder.name,
-            ROWS,
+            rows,
             gradient_accumulation_steps=len(self.parts),
             bf16=dtype == torch.bfloat16,
             loss_type="cispo",
@@ -114,6 +111,6 @@ class Trl:
         return {"loss/train": total, "loss/grad_norm": norm.item(), "data/tokens_computed": float(self.tokens)}
 
 
-def make(dtype: torch.dtype, shape: str) -> Trl:
+def make(dtype: torch.dtype, shape: str, rows: int) -> Trl:
     """TRL's side of a shape."""
-    return Trl(dtype, SHAPES[shape]())
+    return Trl(dtype, SHAPES[shape](), rows)

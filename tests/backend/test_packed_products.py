@@ -8,10 +8,11 @@ import torch
 from art_backend.attention import attend
 from art_backend.attention_layout import lay_out
 from art_backend.attention_products import attend_by_products
+from art_backend.fused_layers import fuse_layers
 from art_backend.logprobs import BLOCK, token_logprobs
 from art_backend.packing import Row, pack
 from art_backend.trie import build_trie
-from tests.backend.packed_reference import long_batch, mixed_batch
+from tests.backend.packed_reference import SHAPE, long_batch, mixed_batch, tiny_model
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
 
@@ -109,3 +110,44 @@ def test_logprobs_and_entropy_are_those_of_a_softmax(
         assert ((ours.float() - theirs).norm() / theirs.norm()).item() < tolerance
     assert not untempered.requires_grad
     assert not entropy.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_fused_layers_are_the_layers(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    plain_model, model = tiny_model(kind), tiny_model(kind).to(dtype).requires_grad_(False)
+    fuse_layers(model)
+    places = [name for name, layer in model.named_modules() if "forward" in layer.__dict__]
+    assert sum(name.endswith("norm") for name in places) == {"llama": 5, "qwen3": 9}[kind]
+    assert sum(name.endswith("mlp") for name in places) == 2
+    for name in places:
+        layer, reference = model.get_submodule(name), plain_model.get_submodule(name)
+        width = getattr(reference, "weight", torch.empty(SHAPE["hidden_size"])).shape[-1]
+        own = torch.randn(1, 6, width, generator=torch.Generator().manual_seed(2)).to(dtype).requires_grad_()
+        expected = own.detach().float().requires_grad_()
+        out, plain_out = layer(own), reference(expected)
+        direction = torch.randn(plain_out.shape, generator=torch.Generator().manual_seed(3))
+        out.backward(direction.to(dtype))
+        plain_out.backward(direction)
+        for ours, theirs in ((out, plain_out), (own.grad, expected.grad)):
+            assert ours is not None
+            assert theirs is not None
+            assert ((ours.float() - theirs).norm() / theirs.norm()).item() < tolerance, name
+
+
+def test_layers_of_another_formula_keep_it() -> None:
+    model = tiny_model()
+    norm = model.model.norm
+    norm.__dict__["forward"] = lambda x: x * (1 + norm.weight)
+    model.model.layers[0].mlp.act_fn = torch.nn.ReLU()
+    fuse_layers(model)
+    assert "forward" not in model.model.layers[0].mlp.__dict__
+    assert "forward" in model.model.layers[1].mlp.__dict__
+    assert torch.equal(norm(torch.ones(1, 1, 32)), 2 * torch.ones(1, 1, 32))
+
+
+def test_a_norm_that_is_trained_has_a_gradient() -> None:
+    model = tiny_model()
+    fuse_layers(model)
+    model.model.norm(torch.ones(1, 2, 32)).sum().backward()
+    assert model.model.norm.weight.grad is not None
