@@ -1,9 +1,7 @@
-"""How the private environment is made: with a scripted package client, and once for real."""
+"""How the private environment is made, with a scripted package client. For real it is made by `make engines`."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -91,15 +89,3 @@ def test_an_environment_in_a_folder_of_ones_own_leaves_the_users_alone(client: P
     with pytest.raises(EngineError, match="holds something else"):
         install(folder=full, force=True)
     assert (full / "thesis.tex").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.network
-@pytest.mark.timeout(1200)
-def test_the_real_packages_fit_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("UV_CACHE_DIR", os.environ.get("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv")))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = install()
-    probe = "from transformers import LlamaForCausalLM; import vllm.entrypoints.openai.api_server"
-    subprocess.run([found.python, "-c", probe], check=True, timeout=600)
