@@ -64,6 +64,12 @@ def _fused_mlp(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return layer.down_proj(gated)  # type: ignore[no-any-return]
 
 
+def _is_silu(function: Any) -> bool:
+    """Whether it is that activation; others are close to it where inputs are small, as in a probe of the whole layer."""
+    x = torch.linspace(-8, 8, 65)
+    return torch.allclose(function(x), silu(x), atol=1e-5)
+
+
 @torch.no_grad()
 def fuse_layers(model: Any) -> None:
     """Let the gated activations of a Transformers `model`, and its norms while they are frozen, compute by the functions
@@ -72,7 +78,9 @@ def fuse_layers(model: Any) -> None:
     for layer in model.modules():
         if hasattr(layer, "variance_epsilon") and hasattr(layer, "weight"):
             width, fused, forward = layer.weight.shape[-1], _fused_norm, _norm
-        elif all(hasattr(layer, name) for name in ("gate_proj", "up_proj", "down_proj")):
+        elif all(hasattr(layer, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")) and _is_silu(
+            layer.act_fn
+        ):
             width, fused, forward = layer.gate_proj.in_features, _fused_mlp, _fused_mlp
         else:
             continue

@@ -139,7 +139,9 @@ def test_layers_of_another_formula_keep_it() -> None:
     model = tiny_model()
     norm = model.model.norm
     norm.__dict__["forward"] = lambda x: x * (1 + norm.weight)
-    model.model.layers[0].mlp.act_fn = torch.nn.ReLU()
+    model.model.layers[0].mlp.act_fn = torch.nn.GELU()  # half its input near 0, as SiLU
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate_proj.weight.mul_(0.01)
     fuse_layers(model)
     assert "forward" not in model.model.layers[0].mlp.__dict__
     assert "forward" in model.model.layers[1].mlp.__dict__
