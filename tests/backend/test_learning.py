@@ -64,7 +64,7 @@ def reward(sequence: TrainSequence) -> float:
 def train(tiny: Path, folder: Path, seed: int, options: dict[str, Any], steps: int, sign: float = 1.0) -> list[float]:
     """The mean reward before each step."""
     config = GRPOConfig(learning_rate=2e-2, **options)
-    trainer, rewards = PeftTrainer(), []
+    trainer, rewards = PeftTrainer(dtype=torch.float32), []  # what the policy is sampled in
     trainer.load(str(tiny), SHAPE, seed)
     policy = Policy(trainer, folder, seed)
     for _ in range(steps):
