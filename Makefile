@@ -21,6 +21,7 @@ NEXT := .venv-next
 VLLM := .venv-vllm
 VLLM_PYTHON := $(or $(ART_VLLM_PYTHON),$(CURDIR)/$(VLLM)/bin/python)
 WANTED_VLLM := $(if $(ART_VLLM_PYTHON),,$(VLLM)/complete)
+DEMO_VARIABLES := $(if $(filter vllm,$(ENGINE)),ART_VLLM_PYTHON=$(VLLM_PYTHON))
 INSTALLER := $(if $(filter demo,$(MAKECMDGOALS)),$(DEMO),$(DEV))
 .PHONY: install engines demo test test-quick test-next check bench clean
 
@@ -51,8 +52,7 @@ $(VLLM)/complete: | $(INSTALLER)/.installed
 	$(INSTALLER)/bin/art vllm install --folder $(VLLM)
 
 demo: $(DEMO)/.installed $(if $(filter vllm,$(ENGINE)),$(WANTED_VLLM))
-	$(if $(filter vllm,$(ENGINE)),ART_VLLM_PYTHON=$(VLLM_PYTHON)) \
-	$(DEMO)/bin/mcp-rl train --server examples/sql_agent/server.py --model $(MODEL) --steps $(STEPS) --seed $(SEED) \
+	$(DEMO_VARIABLES) $(DEMO)/bin/mcp-rl train --server examples/sql_agent/server.py --model $(MODEL) --steps $(STEPS) --seed $(SEED) \
 	  --engine $(ENGINE) --output $(RUN) --num-scenarios 48 --held-out 0.25 --max-calls 1 --max-turns 3 --max-tokens 48 \
 	  --lora-layers 15 --learning-rate 1e-3 --warmup-steps 4 --warmup-learning-rate 2e-3
 
