@@ -20,24 +20,25 @@ BASE = Served("base", None)
 ENDS = frozenset({2})
 
 
-def sharp_llama(vocabulary: int = 97, seed: int = 0) -> LlamaForCausalLM:
-    """Two layers, four query heads on two key heads; weights large enough that an attention error shows."""
+def sharp_llama(vocabulary: int = 97, seed: int = 0, **shape: Any) -> LlamaForCausalLM:
+    """Two layers, four query heads on two key heads unless `shape` says otherwise; weights large enough that an attention
+    error shows."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2048,
-            initializer_range=0.25,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=2,
-        )
-        return LlamaForCausalLM(config).eval().requires_grad_(False)
+        settings = {
+            "vocab_size": vocabulary,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 2048,
+            "initializer_range": 0.25,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 2,
+        }
+        return LlamaForCausalLM(LlamaConfig(**{**settings, **shape})).eval().requires_grad_(False)
 
 
 def start_scheduler(model: Any, size: int = 4, length: int = 512) -> Scheduler:

@@ -20,24 +20,11 @@ from art_core.errors import EngineError
 @pytest.fixture(scope="package")
 def base(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama whose head size vLLM's CPU attention takes (64), with weights large enough to matter."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tests.backend.engine_models import sharp_llama
 
     folder, tokenizer = tmp_path_factory.mktemp("vllm_llama"), load_tokenizer(smollm2)
-    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=2048,
-            initializer_range=0.12,
-            **ends,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder)
+    wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 128, "initializer_range": 0.12}
+    sharp_llama(len(tokenizer), num_attention_heads=2, num_key_value_heads=1, **wide).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
