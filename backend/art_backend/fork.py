@@ -7,11 +7,10 @@ from pathlib import Path
 
 from art_backend.base_model import resolve
 from art_backend.checkpoints import ADAPTER, Checkpoints
-from art_backend.optim_state import fresh_trainer_state
+from art_backend.optim_state import STATE_FOLDER, fresh_trainer_state
 from art_core.errors import ARTError, CheckpointError, ConfigError
 from art_core.files import read_json, write_json
 
-STATE_FOLDER = "trainer_state"
 ORIGIN_FILE = "forked_from.json"
 
 

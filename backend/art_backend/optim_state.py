@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from art_core.errors import CheckpointError
 from art_core.files import write_json
 
+STATE_FOLDER = "trainer_state"
+"""Where it is in a checkpoint."""
 TENSORS, STATE = "optimizer.safetensors", "state.json"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps for each parameter."""

@@ -25,15 +25,13 @@ from art_backend.base_model import load_model, resolve
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 from art_backend.minibatches import Minibatch, make_minibatch, make_minibatches
 from art_backend.objective import PolicyObjective, call_log_ratios, needs_call_log_ratios, needs_start
-from art_backend.optim_state import read_trainer_state, save_trainer_state
+from art_backend.optim_state import STATE_FOLDER, read_trainer_state, save_trainer_state
 from art_backend.packed_model import PackedModel, Scores
 from art_backend.protocols import TrainSequence
 from art_backend.schedules import learning_rate
 from art_backend.session import Session
 from art_backend.step_metrics import PhaseClock, PolicyTally, Tally
 from art_core.errors import TrainingError
-
-STATE_FOLDER = "trainer_state"
 
 
 class PeftTrainer:
