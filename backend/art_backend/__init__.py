@@ -10,10 +10,20 @@ _HOME = {
     "GRPOConfig": "art_backend.config",
     "SFTConfig": "art_backend.config",
     "LocalBackend": "art_backend.local",
+    "TransformersOptions": "art_backend.engine.options",
     "UnslothOptions": "art_backend.unsloth_model",
+    "VLLMOptions": "art_backend.vllm.choice",
 }
 
-__all__ = ["AdapterConfig", "GRPOConfig", "LocalBackend", "SFTConfig", "UnslothOptions"]
+__all__ = [
+    "AdapterConfig",
+    "GRPOConfig",
+    "LocalBackend",
+    "SFTConfig",
+    "TransformersOptions",
+    "UnslothOptions",
+    "VLLMOptions",
+]
 
 
 def __getattr__(name: str) -> Any:

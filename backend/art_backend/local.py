@@ -29,7 +29,7 @@ from art_backend.samples import build_samples
 from art_backend.supervised import optimizer_steps, sft_batches, sft_examples
 from art_backend.threads import in_own_thread
 from art_backend.trainer_choice import TrainerName, check_trainer, make_trainer
-from art_backend.vllm.choice import EngineName, VLLMOptions, check_engine, make_engine
+from art_backend.vllm.choice import EngineAsked, check_engine, make_engine
 from art_core.backend import Endpoint, TrainResult
 from art_core.errors import ConfigError, EngineError
 from art_core.progress import SlowSteps
@@ -47,8 +47,8 @@ class LocalBackend:
     Args:
         path: where models are kept; None: each model's own `base_path`.
         engine: `transformers` runs embedded, wherever torch runs, `vllm` in a process of its own, `auto` picks what fits this
-            machine, and `VLLMOptions(reasoning_parser="qwen3", ...)` stands for `vllm` with those options. Or an engine of
-            your own, which several backends may share: it is started where need be, and left running.
+            machine, and `TransformersOptions(reasoning_parser="qwen3", ...)` or `VLLMOptions(...)` stands for that engine with
+            options. Or an engine of your own, which several backends may share: it is started where need be, and left running.
         trainer: `peft` runs wherever torch runs, `unsloth` is faster on a GPU, `auto` picks what fits this machine, and
             `UnslothOptions(load_in_4bit=True, ...)` stands for `unsloth` with those options.
         adapter: shape of the LoRA adapter of models that have no checkpoint yet.
@@ -61,7 +61,7 @@ class LocalBackend:
         self,
         *,
         path: str | Path | None = None,
-        engine: EngineName | VLLMOptions | InferenceEngine = "auto",
+        engine: EngineAsked | InferenceEngine = "auto",
         trainer: TrainerName | UnslothOptions = "auto",
         adapter: AdapterConfig | None = None,
         max_batch_size: int = 32,
@@ -69,7 +69,7 @@ class LocalBackend:
         seed: int = 0,
     ) -> None:
         self._shared_engine = engine if isinstance(engine, InferenceEngine) else None
-        self._engine_asked: EngineName | VLLMOptions = "auto" if isinstance(engine, InferenceEngine) else engine
+        self._engine_asked: EngineAsked = "auto" if isinstance(engine, InferenceEngine) else engine
         check_engine(self._engine_asked)
         check_trainer(trainer)
         self.path = Path(path) if path is not None else None

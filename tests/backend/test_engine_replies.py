@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_backend.base_model import load_tokenizer
+from art_backend.chat.call_formats import CALL_FORMATS
+from art_backend.chat.marks import without_beginning_of
 from art_backend.chat.parser_check import ENOUGH, ParserCheck
 from art_backend.engine.replies import ChoiceWriter, ReplyFormat
 from art_backend.engine.rows import Finish, Row, common_length
 from art_backend.engine.sampling import Choice, Sampled, sample
-from art_backend.engine.text import TokenTexts, without_beginning_of
+from art_backend.engine.text import Detokenizer, StopFinder, TokenTexts, hidden_tokens
 from art_core.errors import EngineError
 from tests.backend.engine_models import make_row
 
 CALL = '<tool_call>\n{"name": "describe", "arguments": {"table": "städte"}}\n</tool_call>'
+OTHER_CALLS = [
+    '[TOOL_CALLS] [{"name": "describe", "arguments": {"table": "städte"}}]',
+    '[TOOL_CALLS]describe[ARGS]{"table": ',
+    '{"name": "describe", "parameters": {"table": "städte"}}',
+    "<|python_tag|>",
+]
+THINKING = ["<think>", "</think>", "<thi", "</th", "nk>"]
 PIECES = [
     CALL,
     "<tool_call>",
@@ -42,11 +54,27 @@ def tokenizer(smollm2: Path) -> Any:
     return load_tokenizer(smollm2)
 
 
-def form(tokenizer: Any, *, stops: list[str] | None = None, tools: bool = True, forced: str = "") -> ReplyFormat:
-    forced_ids = tokenizer.encode(forced, add_special_tokens=False) if forced else []
-    offered: Any = [{"type": "function", "function": {"name": "describe"}}] if tools else None
-    check = ParserCheck(None, taught=False)
-    return ReplyFormat(tokenizer, TokenTexts(tokenizer), stops or [], offered, check, forced_ids, True, True)
+def form(
+    tokenizer: Any,
+    *,
+    stops: list[str] | None = None,
+    tools: bool = True,
+    forced: str = "",
+    calls: str = "hermes",
+    inside: bool | None = None,
+) -> ReplyFormat:
+    return ReplyFormat(
+        detokenizer=partial(Detokenizer, tokenizer),
+        token_texts=TokenTexts(tokenizer),
+        stops=stops or [],
+        tools=[{"type": "function", "function": {"name": "describe"}}] if tools else None,
+        calls=CALL_FORMATS[calls],
+        check=ParserCheck(None if calls == "hermes" else calls, taught=False),
+        inside=inside,
+        forced_ids=tokenizer.encode(forced, add_special_tokens=False) if forced else [],
+        logprobs=True,
+        token_ids=True,
+    )
 
 
 def sampled(tokenizer: Any, text: str) -> list[Sampled]:
@@ -63,12 +91,22 @@ def streamed(tokens: list[Sampled], finish: Finish, form: ReplyFormat, cuts: ran
     """The choice put together from chunks, tokens arriving in random portions."""
     row: Row = make_row([1])
     writer = ChoiceWriter(row, form)
-    result: dict[str, Any] = {"content": "", "calls": [], "token_ids": [], "finish": []}
+    result: dict[str, Any] = {
+        "content": "",
+        "reasoning": "",
+        "calls": [],
+        "token_ids": [],
+        "logprobs": [],
+        "finish": [],
+    }
     while True:
         row.sampled.extend(tokens[len(row.sampled) : len(row.sampled) + cuts.randrange(4)])
         row.finish = finish if len(row.sampled) == len(tokens) else None
         for chunk in writer.chunks():
             result["content"] += chunk["delta"].get("content", "")
+            result["reasoning"] += chunk["delta"].get("reasoning", "")
+            assert chunk["delta"].get("reasoning") == chunk["delta"].get("reasoning_content")
+            result["logprobs"] += chunk.get("logprobs", {}).get("content", [])
             result["calls"] += [call["function"] for call in chunk["delta"].get("tool_calls", [])]
             result["token_ids"] += chunk.get("token_ids", [])
             result["finish"] += [chunk["finish_reason"]] if chunk["finish_reason"] else []
@@ -76,23 +114,35 @@ def streamed(tokens: list[Sampled], finish: Finish, form: ReplyFormat, cuts: ran
             return result
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
-    pieces=st.lists(st.sampled_from(PIECES), max_size=6),
+    pieces=st.lists(st.sampled_from([*PIECES, *OTHER_CALLS, *THINKING]), max_size=6),
     seed=st.integers(0, 1000),
     tools=st.booleans(),
     stops=st.sampled_from([[], ["END"], ["END", "日本"]]),
-    forced=st.sampled_from(["", '<tool_call>\n{"name": "']),
+    forced=st.sampled_from(["", '<tool_call>\n{"name": "', "\n</think>\n\n"]),
     finish=st.sampled_from([Finish.STOP, Finish.LENGTH]),
+    calls=st.sampled_from(sorted(CALL_FORMATS)),
+    inside=st.sampled_from([None, False, True]),
 )
 def test_streams_equal_whole_replies(
-    tokenizer: Any, pieces: list[str], seed: int, tools: bool, stops: list[str], forced: str, finish: Finish
+    tokenizer: Any,
+    pieces: list[str],
+    seed: int,
+    tools: bool,
+    stops: list[str],
+    forced: str,
+    finish: Finish,
+    calls: str,
+    inside: bool | None,
 ) -> None:
     tokens = sampled(tokenizer, "".join(pieces))
-    shape = form(tokenizer, stops=stops, tools=tools, forced=forced)
+    shape = form(tokenizer, stops=stops, tools=tools, forced=forced, calls=calls, inside=inside)
     expected = whole(tokens, finish, shape)
     got = streamed(tokens, finish, shape, random.Random(seed))
     assert got["content"] == (expected["message"]["content"] or "")
+    assert got["reasoning"] == expected["message"].get("reasoning", "")
+    assert got["logprobs"] == expected["logprobs"]["content"]
     assert got["calls"] == [call["function"] for call in expected["message"].get("tool_calls", [])]
     assert got["token_ids"] == expected["token_ids"] == [token.token_id for token in tokens]
     assert got["finish"] == [expected["finish_reason"]]
@@ -182,3 +232,80 @@ def test_calls_that_another_parser_would_read_are_reported_once(
         streamed(tokens, Finish.STOP, shape, random.Random(0)) if stream else whole(tokens, Finish.STOP, shape)
     [line] = [record.getMessage() for record in caplog.records]
     assert "tool_call_parser='mistral'" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "reasoning", "content", "calls"),
+    [
+        ("<think>\nHm.\n</think>\n\nRed.", False, "\nHm.\n", "\n\nRed.", 0),  # the model opens it
+        ("Hm.\n</think>\n\nRed.", True, "Hm.\n", "\n\nRed.", 0),  # the template has opened it
+        ("<think>Hm.</think>Red.", True, "Hm.", "Red.", 0),  # both
+        ("Hm, that is", True, "Hm, that is", None, 0),  # cut off
+        ("\n<think>Hm, that is", False, "Hm, that is", None, 0),
+        ("<think>\n\n</think>\n\nRed.", False, None, "\n\nRed.", 0),  # nothing thought
+        ("Hm.</think>", True, "Hm.", None, 0),
+        (f"Maybe {CALL}? No.</think>Red.", True, f"Maybe {CALL}? No.", "Red.", 0),  # a call only considered
+        (f"I call.</think>\n{CALL}", True, "I call.", None, 1),
+        ("Red.", False, None, "Red.", 0),
+        ("Red. <think>Hm.</think>", False, None, "Red. <think>Hm.</think>", 0),  # not at the beginning
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_is_told_apart(
+    tokenizer: Any,
+    text: str,
+    inside: bool,
+    reasoning: str | None,
+    content: str | None,
+    calls: int,
+    stream: bool,
+) -> None:
+    tokens, shape = sampled(tokenizer, text), form(tokenizer, inside=inside)
+    if stream:
+        got = streamed(tokens, Finish.STOP, shape, random.Random(1))
+        assert (got["reasoning"], got["content"], len(got["calls"])) == (reasoning or "", content or "", calls)
+        return
+    choice = whole(tokens, Finish.STOP, shape)
+    message = choice["message"]
+    assert (message.get("reasoning"), message["content"]) == (reasoning, content)
+    assert message.get("reasoning_content") == reasoning
+    assert len(message.get("tool_calls", [])) == calls
+    assert choice["token_ids"] == [token.token_id for token in tokens]
+
+
+def test_thinking_streams_as_it_comes(tokenizer: Any) -> None:
+    row = make_row([1])
+    writer = ChoiceWriter(row, form(tokenizer, inside=True))
+    row.sampled.extend(sampled(tokenizer, "I wonder</th"))
+    assert [chunk["delta"] for chunk in writer.chunks()] == [{"reasoning": "I wonder", "reasoning_content": "I wonder"}]
+    row.sampled.extend(sampled(tokenizer, "ink>Red"))
+    assert [chunk["delta"] for chunk in writer.chunks()] == [{"content": "Red"}]
+
+
+def test_without_a_reasoning_parser_thinking_is_content(tokenizer: Any) -> None:
+    message = whole(sampled(tokenizer, "<think>Hm.</think>Red."), Finish.STOP, form(tokenizer))["message"]
+    assert message == {"role": "assistant", "content": "<think>Hm.</think>Red."}
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        ("llama3_json", 'ok<|python_tag|>{"name": "describe", "parameters": {"table": "städte"}}'),
+        ("mistral", 'ok[TOOL_CALLS]describe[ARGS]{"table": "städte"}'),
+    ],
+)
+def test_marks_that_are_special_tokens_are_read_and_others_hidden(tokenizer: Any, calls: str, text: str) -> None:
+    """As in the tokenizers of Llama 3 and Mistral; texts leave such tokens out."""
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"additional_special_tokens": list(CALL_FORMATS[calls].marks)})
+    tokens = [*sampled(own, text), Sampled(own.convert_tokens_to_ids("<|im_end|>"), -0.5)]
+    hidden = hidden_tokens(own, CALL_FORMATS[calls].marks)
+    assert hidden is not None
+    shape = form(own, calls=calls)
+    assert "tool_calls" not in whole(tokens, Finish.STOP, shape)["message"]  # the fault
+    shape = replace(shape, detokenizer=partial(Detokenizer, own, hidden))
+    message = whole(tokens, Finish.STOP, shape)["message"]
+    assert message["content"] == "ok"
+    assert message["tool_calls"][0]["function"] == {"name": "describe", "arguments": '{"table": "städte"}'}
+    finder = StopFinder(shape.detokenizer(), [CALL_FORMATS[calls].marks[0]])
+    assert any(finder(token.token_id) for token in tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 ENOUGH = 3
@@ -36,10 +36,11 @@ class ParserCheck:
         parser: vLLM's parser that reads the calls; None: this project's (Hermes markup).
         taught: whether the prompt shows the form of calls that this project's parser reads. A call without any mark is then
             the mistake of a weak model, not another form.
+        embedded: the parsers of the embedded engine, if that is the engine.
     """
 
-    def __init__(self, parser: str | None, taught: bool) -> None:
-        self._parser, self._taught = parser, taught
+    def __init__(self, parser: str | None, taught: bool, embedded: Collection[str] = ()) -> None:
+        self._parser, self._taught, self._embedded = parser, taught, embedded
         self._unread: Counter[str | None] = Counter()
         self._read = False
         self.finding: str | None = None
@@ -59,7 +60,8 @@ class ParserCheck:
         self._unread[fitting] += 1
         if self._unread[fitting] < ENOUGH:
             return False
-        fix = "leave tool_call_parser out" if fitting is None else f"use VLLMOptions(tool_call_parser={fitting!r})"
+        options = "TransformersOptions" if fitting in self._embedded else "VLLMOptions"
+        fix = "leave tool_call_parser out" if fitting is None else f"use {options}(tool_call_parser={fitting!r})"
         self.finding = (
             f"The tool parser does not fit this model: {ENOUGH} replies hold a tool call ({found}...) and "
             f"{self._parser or 'the parser of Hermes markup'} has read none: {fix} as the `engine` of LocalBackend."

@@ -147,6 +147,9 @@ def _normalised(message: Message, keep_strings: bool) -> Message:
     """A copy of `message` as templates expect it: no null fields, content a string, arguments a mapping."""
     result = {key: value for key, value in message.items() if value is not None}
     result["content"] = _text(message.get("content"))
+    thinking = result.get("reasoning", result.get("reasoning_content"))  # templates ask for either, and so does vLLM
+    if thinking is not None:
+        result |= {"reasoning": thinking, "reasoning_content": thinking}
     if result["role"] == "developer":  # the newer name of the system role, unknown to templates
         result["role"] = "system"
     calls = result.pop("tool_calls", None)

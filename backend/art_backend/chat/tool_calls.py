@@ -1,9 +1,12 @@
-"""The text of a reply to OpenAI content and tool calls (Hermes markup: `<tool_call>{"name": ..., "arguments": ...}`).
+"""The text of a reply to OpenAI content and tool calls (Hermes markup: `<tool_call>{"name": ..., "arguments": ...}`), and
+what parsers of other markup share with that.
 
 The argument string of a call is the slice of text that the model wrote, never a re-serialised one: rendered again it
 gives the same tokens. A small model writes broken JSON often. As long as the name can be read it is still a call, with
 the broken string as its arguments: the agent can answer it with an error the model learns from, which vanishes if the
 markup is shown to the user as text.
+
+Also loaded by its file inside vLLM's process, which may hold nothing of this project: the standard library alone is imported.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +22,10 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NAME_FIRST = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*(?:"arguments"\s*:)?\s*')
-_NOT_JSON = (ValueError, RecursionError)
+NAME_FIRST = r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)+")\s*,\s*'
+"""The beginning of a call that is an object, its name first."""
+_BROKEN = re.compile(NAME_FIRST + r'(?:"arguments"\s*:)?\s*')
+NOT_JSON = (ValueError, RecursionError)
 """What reading JSON can raise: deep nesting exhausts the stack of the parser."""
 
 
@@ -32,11 +38,15 @@ class ParsedReply:
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
+    """A tool call as it was written."""
+
     name: str
     arguments: str
-    end: int
-    """Where the text goes on after the call."""
+
+
+Reader = Callable[[str, int], tuple[list[Call], int] | None]
+"""The calls at a place in a text, and where the text goes on after them; None when no name can be read there."""
 
 
 def parse_reply(text: str, has_tools: bool) -> ParsedReply:
@@ -44,65 +54,84 @@ def parse_reply(text: str, has_tools: bool) -> ParsedReply:
 
     Text beside calls is kept; markup in which no name can be read stays text; an unclosed last call counts.
     """
-    calls: list[_Call] = []
+    return parse_marked(text, OPEN, _read_call) if has_tools else ParsedReply(text, [])
+
+
+def parse_marked(
+    text: str, mark: str, read: Reader, *, bare: bool = False, new_id: Callable[[], str] | None = None
+) -> ParsedReply:
+    """Split a reply into content and the calls that `read` finds after each `mark`; if `bare`, also at the start."""
+    calls: list[Call] = []
     beside: list[str] = []
-    position = search = 0
-    while has_tools and (start := text.find(OPEN, search)) >= 0:
-        search = start + len(OPEN)
-        call = _read_call(text, search)
-        if call is not None:
+    position = 0
+    places = [(found.start(), found.end()) for found in re.finditer(re.escape(mark), text)]
+    for start, after in [(0, 0), *places] if bare else places:
+        if start < position:  # inside of a call
+            continue
+        if (found := read(text, after)) is not None:
             beside.append(text[position:start])
-            calls.append(call)
-            position = search = call.end
+            calls += found[0]
+            position = found[1]
     if not calls:
         return ParsedReply(text, [])
     beside.append(text[position:])
     content = "".join(piece for piece in beside if piece.strip())
-    return ParsedReply(content or None, [_openai_call(call) for call in calls])
+    return ParsedReply(content or None, [_openai_call(call, (new_id or _new_id)()) for call in calls])
 
 
 def parse_arguments(arguments: str) -> dict[str, Any] | None:
     """The mapping in a tool call's argument string (empty: no arguments), or None when it is not a JSON object."""
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}
-    except _NOT_JSON:
+    except NOT_JSON:
         return None
     return parsed if isinstance(parsed, dict) else None
 
 
-def _openai_call(call: _Call) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex}"
 
 
-def _read_call(text: str, start: int) -> _Call | None:
-    """The call whose markup opened right before `start`, None when no name can be read."""
+def _openai_call(call: Call, call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _read_call(text: str, start: int) -> tuple[list[Call], int] | None:
+    """The call whose markup opened right before `start` (a `Reader`)."""
     try:
-        members, end = _members(text, start)
-    except _NOT_JSON:
+        found = read_object(text, start, ["arguments"])
+    except NOT_JSON:
         return _read_broken_call(text, start)
-    name = _name(members.get("name", "null"))
-    if name is None:
-        return None
-    return _Call(name, _argument_string(members.get("arguments", "null")), _after(text, end))
+    return found and ([found[0]], _after(text, found[1]))
 
 
-def _read_broken_call(text: str, start: int) -> _Call | None:
+def _read_broken_call(text: str, start: int) -> tuple[list[Call], int] | None:
     """A call whose JSON is broken or cut off: what follows the name is its argument string, as it is."""
     close, following = text.find(CLOSE, start), text.find(OPEN, start)
     stop = min((at for at in (close, following) if at >= 0), default=len(text))
-    match = _NAME_FIRST.match(text, start, stop)
-    name = match and _name(match[1])
+    match = _BROKEN.match(text, start, stop)
+    name = match and tool_name(match["name"])
     arguments = text[match.end() : stop].strip() if match else ""
     if stop == close and parse_arguments(arguments) is None:
         arguments = arguments.removesuffix("}")  # the brace of the call itself
     if not name or not arguments:
         return None
-    return _Call(name, arguments, stop + len(CLOSE) if stop == close else stop)
+    return [Call(name, arguments)], stop + len(CLOSE) if stop == close else stop
+
+
+def read_object(text: str, start: int, keys: Sequence[str], *, required: bool = False) -> tuple[Call, int] | None:
+    """The call that the JSON object at `start` is, with its arguments under the first of `keys` that it has (if `required`,
+    it must have one), and where it ends; None when it is no call. Raises NOT_JSON."""
+    members, end = _members(text, start)
+    name = tool_name(members.get("name", "null"))
+    raw = next((members[key] for key in keys if key in members), None)
+    if name is None or (raw is None and required):
+        return None
+    return Call(name, argument_string(raw or "null")), end
 
 
 def _members(text: str, start: int) -> tuple[dict[str, str], int]:
-    """The members of the JSON object at `start` as raw slices of text, and where it ends. Raises `_NOT_JSON`."""
+    """The members of the JSON object at `start` as raw slices of text, and where it ends. Raises NOT_JSON."""
     members: dict[str, str] = {}
     position = _expect(text, start, "{")
     if text.startswith("}", position):
@@ -110,28 +139,34 @@ def _members(text: str, start: int) -> tuple[dict[str, str], int]:
     while True:
         key, position = _DECODER.raw_decode(text, position)
         position = _expect(text, position, ":")
-        _, end = _DECODER.raw_decode(text, position)
+        end = value_end(text, position)
         members[str(key)] = text[position:end]
-        position = _skip_space(text, end)
+        position = skip_space(text, end)
         if text.startswith("}", position):
             return members, position + 1
         position = _expect(text, position, ",")
 
 
+def value_end(text: str, position: int) -> int:
+    """Where the JSON value at `position` ends. Raises NOT_JSON."""
+    return _DECODER.raw_decode(text, position)[1]
+
+
 def _expect(text: str, position: int, character: str) -> int:
     """The position of what follows `character` and the white space around it."""
-    position = _skip_space(text, position)
+    position = skip_space(text, position)
     if not text.startswith(character, position):
         raise ValueError(f"expected {character!r} at {position}")
-    return _skip_space(text, position + 1)
+    return skip_space(text, position + 1)
 
 
-def _skip_space(text: str, position: int) -> int:
+def skip_space(text: str, position: int) -> int:
+    """The position of what follows the white space of JSON at `position`."""
     match = _SPACE.match(text, position)
     return match.end() if match else position
 
 
-def _name(raw: str) -> str | None:
+def tool_name(raw: str) -> str | None:
     """The tool name in a piece of JSON, None when it is no name (control characters and half surrogates included)."""
     try:
         name = json.loads(raw)
@@ -140,7 +175,7 @@ def _name(raw: str) -> str | None:
     return name if isinstance(name, str) and name and name.isprintable() else None
 
 
-def _argument_string(raw: str) -> str:
+def argument_string(raw: str) -> str:
     """The arguments as OpenAI gives them: null means none, and a model may have wrapped the object into a string."""
     value = json.loads(raw)
     if value is None:

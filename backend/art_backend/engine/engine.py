@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from art_backend.chat.call_formats import call_format
+from art_backend.chat.reasoning import reasoning_parser as find_reasoning_parser
 from art_backend.threads import in_own_thread
 from art_core.errors import ConfigError, EngineError
 
@@ -34,6 +36,11 @@ class TransformersEngine:
         max_batch_size: replies computed at once; more wait.
         max_model_len: longest prompt plus reply, in tokens; never more than the model was made for.
         chat_template: a file with a Jinja template instead of the model's (or ours, for models that know no tools).
+        tool_call_parser: how the model writes tool calls, by the name of vLLM's parser: `hermes`, which is also what None is
+            (Qwen 2.5 and 3, SmolLM2 with our template), `llama3_json` or `mistral`.
+        reasoning_parser: splits thinking from the reply into the message's `reasoning_content` (and `reasoning`, vLLM's name
+            of it): `qwen3`, or `deepseek_r1`, for which a reply is thinking from its start also where nothing opened it. None:
+            thinking is part of the content.
         host: address to listen on.
 
     Attributes:
@@ -49,6 +56,8 @@ class TransformersEngine:
         max_batch_size: int = 32,
         max_model_len: int = 2048,
         chat_template: str | Path | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         if max_batch_size < 1 or max_model_len < 2:
@@ -58,6 +67,8 @@ class TransformersEngine:
         self.api_key = secrets.token_urlsafe(24)
         self._dtype, self._host = dtype, host
         self._max_batch_size, self._max_model_len = max_batch_size, max_model_len
+        self._calls = call_format(tool_call_parser)
+        self._thinking = find_reasoning_parser(reasoning_parser) if reasoning_parser is not None else None
         try:
             self._template = Path(chat_template).read_text(encoding="utf-8") if chat_template else None
         except OSError as error:
@@ -140,7 +151,9 @@ class TransformersEngine:
         registry, weights = Registry(), MergedWeights(model)
         scheduler = Scheduler(decoder, weights, eos_token_ids(folder), self._max_batch_size)
         try:
-            service = ChatService(load_tokenizer(folder), registry, scheduler, length, self._template)
+            service = ChatService(
+                load_tokenizer(folder), registry, scheduler, length, self._template, self._calls, self._thinking
+            )
             server = ServerThread(build_app(service, self.api_key), self._host)
         except BaseException:
             scheduler.close()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from art_backend.chat.call_formats import CallFormat
+from art_backend.chat.marks import without_beginning_of
 from art_backend.chat.parser_check import ParserCheck
-from art_backend.chat.tool_calls import OPEN, ParsedReply, parse_reply
+from art_backend.chat.reasoning import Split, split_reasoning
+from art_backend.chat.tool_calls import ParsedReply
 from art_backend.engine.rows import Finish, Row
 from art_backend.engine.sampling import Sampled
-from art_backend.engine.text import Detokenizer, TokenTexts, until_stop, without_beginning_of
+from art_backend.engine.text import Detokenizer, TokenTexts, until_stop
 
 JSON = dict[str, Any]
 
@@ -22,23 +25,38 @@ log = logging.getLogger(__name__)
 class ReplyFormat:
     """What the request asked to see."""
 
-    tokenizer: Any
+    detokenizer: Callable[[], Detokenizer]
     token_texts: TokenTexts
     stops: list[str]
     tools: list[JSON] | None
     """Those that calls may be read of, None when none are to be read."""
+    calls: CallFormat
     check: ParserCheck
+    inside: bool | None
+    """Whether the reply begins inside thinking; None: thinking is not told apart from the answer."""
     forced_ids: list[int]
     """Tokens of the reply that were given, not sampled: they count as prompt, but belong to the text."""
     logprobs: bool
     token_ids: bool
 
-    def parse(self, text: str) -> ParsedReply:
-        """Content and calls of a whole reply; a parser that fits no call of this model is reported once."""
-        parsed = parse_reply(text, self.tools is not None)
-        if self.tools is not None and self.check.see(text, self.tools, len(parsed.tool_calls)):
+    def parse(self, text: str) -> tuple[str, ParsedReply]:
+        """Thinking, and content and calls of a whole reply; a parser that fits no call of this model is reported once."""
+        split = self._split(text, ended=True)
+        if self.tools is None or split.answer is None:
+            return split.reasoning, ParsedReply(split.answer, [])
+        parsed = self.calls.parse(split.answer)
+        if self.check.see(split.answer, self.tools, len(parsed.tool_calls)):
             log.warning("%s", self.check.finding)
-        return parsed
+        return split.reasoning, parsed
+
+    def certain(self, text: str) -> tuple[str, str]:
+        """The part of a reply under way that will be thinking, and that which will be content, whatever follows."""
+        split = self._split(without_beginning_of(text, self.stops), ended=False)
+        answer = split.answer or ""
+        return split.reasoning, answer if self.tools is None else self.calls.certain(answer)
+
+    def _split(self, text: str, *, ended: bool) -> Split:
+        return Split("", text) if self.inside is None else split_reasoning(text, self.inside, ended=ended)
 
 
 class ChoiceWriter:
@@ -46,18 +64,18 @@ class ChoiceWriter:
 
     def __init__(self, row: Row, form: ReplyFormat) -> None:
         self._row, self._form = row, form
-        self._detokenizer = Detokenizer(form.tokenizer)
+        self._detokenizer = form.detokenizer()
         self._detokenizer.push(form.forced_ids)
         self._forced = len(self._detokenizer.text)
         self._read = 0
-        self._sent = ""
+        self._sent = {"reasoning": "", "content": ""}
         self._done = False
 
     def whole(self) -> JSON:
         """The choice of an unstreamed reply."""
         sampled = self._advance()
-        parsed = self._form.parse(self._text())
-        message: JSON = {"role": "assistant", "content": parsed.content}
+        reasoning, parsed = self._form.parse(self._text())
+        message: JSON = {"role": "assistant", "content": parsed.content} | _thinking(reasoning)
         if parsed.tool_calls:
             message["tool_calls"] = parsed.tool_calls
         return self._choice(sampled) | {
@@ -76,12 +94,17 @@ class ChoiceWriter:
         self._done = self._row.finish is not None  # before the tokens are read: all of them are there then
         sampled = self._advance()
         text = self._text()
-        parsed = self._form.parse(text) if self._done else None
-        certain = (parsed.content or "") if parsed else self._certain(text)
-        new = certain[len(self._sent) :]
-        self._sent += new
-        if sampled or new:
-            yield self._choice(sampled) | {"delta": {"content": new} if new else {}, "finish_reason": None}
+        parsed = None
+        if self._done:
+            reasoning, parsed = self._form.parse(text)
+            content = parsed.content or ""
+        else:
+            reasoning, content = self._form.certain(text)
+        delta = _thinking(self._new("reasoning", reasoning))
+        if new := self._new("content", content):
+            delta["content"] = new
+        if sampled or delta:
+            yield self._choice(sampled) | {"delta": delta, "finish_reason": None}
         if parsed:
             for index, call in enumerate(parsed.tool_calls):
                 yield self._chunk({"tool_calls": [{"index": index} | call]})
@@ -99,14 +122,11 @@ class ChoiceWriter:
     def _text(self) -> str:
         return until_stop(self._detokenizer.text, self._form.stops, self._forced)
 
-    def _certain(self, text: str) -> str:
-        """The part of the text that will be content whatever follows."""
-        if self._form.tools is None:
-            return without_beginning_of(text, self._form.stops)
-        before, opened, _ = text.partition(OPEN)
-        if not opened:
-            before = without_beginning_of(before, [*self._form.stops, OPEN])
-        return before if before.strip() else ""  # blank text before a call is dropped
+    def _new(self, part: str, text: str) -> str:
+        """What has come since the last call to a part of the reply, which is `text` by now."""
+        new = text[len(self._sent[part]) :]
+        self._sent[part] += new
+        return new
 
     def _finish_reason(self, calls: bool) -> str:
         if self._row.finish is Finish.LENGTH:  # also when a call can be read in what was cut off
@@ -131,6 +151,11 @@ class ChoiceWriter:
     def _entry(self, token_id: int, logprob: float) -> JSON:
         text, utf8 = self._form.token_texts(token_id)
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": utf8}
+
+
+def _thinking(text: str) -> JSON:
+    """The fields of a message or delta, under the name that vLLM gives them and the one that most clients read."""
+    return {"reasoning": text, "reasoning_content": text} if text else {}
 
 
 def usage(prompt_tokens: int, rows: Sequence[Row]) -> JSON:

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
+from art_backend.chat import reasoning
+from art_backend.chat.call_formats import CALL_FORMATS, HERMES, CallFormat
 from art_backend.chat.parser_check import ParserCheck
+from art_backend.chat.reasoning import ReasoningParser
 from art_backend.chat.render import RenderError, chat_template, hermes_template, render
-from art_backend.chat.tool_calls import OPEN
 from art_backend.engine.registry import Registry, Served
 from art_backend.engine.replies import ChoiceWriter, ReplyFormat, usage
 from art_backend.engine.rows import Finish, Row, SamplingOptions
 from art_backend.engine.scheduler import Scheduler
 from art_backend.engine.schema import ApiError, ChatRequest
-from art_backend.engine.text import StopFinder, TokenTexts
+from art_backend.engine.text import Detokenizer, StopFinder, TokenTexts, hidden_tokens
 
 JSON = dict[str, Any]
+_END_TOKENS = 16
+"""The tokens of a prompt in which thinking is looked for that it opens or closes at its end."""
 
 
 class ChatService:
-    """Answers chat requests with a scheduler, prompts rendered by `template` (None: that of the model, or ours). Its methods
-    run on the event loop of the server."""
+    """Answers chat requests with a scheduler. Its methods run on the event loop of the server.
+
+    Args:
+        template: renders prompts; None: that of the model, or ours.
+        calls: how the model writes tool calls.
+        thinking: tells thinking apart from the answer; None: it is part of the answer.
+    """
 
     def __init__(
         self,
@@ -33,22 +42,32 @@ class ChatService:
         scheduler: Scheduler,
         max_model_len: int,
         template: str | None = None,
+        calls: CallFormat = HERMES,
+        thinking: ReasoningParser | None = None,
     ) -> None:
         self.registry, self.scheduler = registry, scheduler
         self._tokenizer, self._max_model_len = tokenizer, max_model_len
         self._token_texts = TokenTexts(tokenizer)
         self._template = template or chat_template(tokenizer)
-        self._check = ParserCheck(None, taught=hermes_template() in self._template)
+        self._calls, self._thinking = calls, thinking
+        parser = None if calls is HERMES else calls.name
+        self._check = ParserCheck(parser, hermes_template() in self._template, embedded=tuple(CALL_FORMATS))
+        marks = (reasoning.OPEN, reasoning.CLOSE) if thinking else ()
+        self._hidden = hidden_tokens(tokenizer, marks)
+        self._hidden_with_tools = hidden_tokens(tokenizer, (*marks, *calls.marks))
 
     def open(self, request: ChatRequest) -> Call:
         """Start computing the replies. Raises ApiError. The call must be closed."""
-        prompt, forced = self._prompt(request)
+        prompt, forced, inside = self._prompt(request)
+        hidden = self._hidden_with_tools if request.uses_tools else self._hidden
         form = ReplyFormat(
-            tokenizer=self._tokenizer,
+            detokenizer=partial(Detokenizer, self._tokenizer, hidden),
             token_texts=self._token_texts,
             stops=request.stops,
             tools=request.tools or [] if request.uses_tools else None,
+            calls=self._calls,
             check=self._check,
+            inside=inside,
             forced_ids=forced,
             logprobs=bool(request.logprobs),
             token_ids=bool(request.return_token_ids),
@@ -62,8 +81,8 @@ class ChatService:
             )
         return Call(self, request, served, prompt, options, form)
 
-    def _prompt(self, request: ChatRequest) -> tuple[list[int], list[int]]:
-        """Prompt tokens, and how the reply is forced to begin (the end of the prompt)."""
+    def _prompt(self, request: ChatRequest) -> tuple[list[int], list[int], bool | None]:
+        """Prompt tokens, how the reply is forced to begin (the end of the prompt), and whether it begins inside thinking."""
         forced_name = request.forced_call()
         try:
             prompt = render(
@@ -75,11 +94,14 @@ class ChatService:
             )
         except RenderError as error:
             raise ApiError(400, str(error), param="messages") from error
+        inside = None
+        if self._thinking is not None:
+            inside = self._thinking.begins_inside(self._tokenizer.decode(prompt[-_END_TOKENS:]))
         forced: list[int] = []
         if forced_name is not None:
-            name = f'{json.dumps(forced_name)[1:]}, "arguments": ' if forced_name else ""
-            forced = self._tokenizer.encode(f'{OPEN}\n{{"name": "{name}', add_special_tokens=False)
-        return [*prompt, *forced], forced
+            ended = f"\n{reasoning.CLOSE}\n\n" if inside else ""  # a call is none inside of thinking
+            forced = self._tokenizer.encode(ended + self._calls.begin(forced_name), add_special_tokens=False)
+        return [*prompt, *forced], forced, inside
 
     def _sampling(self, request: ChatRequest, prompt_tokens: int) -> SamplingOptions:
         """Raises ApiError when the prompt leaves no room for a reply."""
@@ -166,7 +188,7 @@ class Call:
             self._service.registry.release(self._served)
 
     def _row(self, index: int, options: SamplingOptions) -> Row:
-        finder = StopFinder(self._form.tokenizer, self._form.stops) if self._form.stops else None
+        finder = StopFinder(self._form.detokenizer(), self._form.stops) if self._form.stops else None
         row = Row(self._served, self._prompt, options, index, ended_by=finder)
 
         def changed() -> None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 BROKEN = "\ufffd"
 
 
-class Detokenizer:
-    """The text of a growing list of tokens. Text of an incomplete character is held back until it is complete."""
+def hidden_tokens(tokenizer: Any, shown: Collection[str]) -> frozenset[int] | None:
+    """The special tokens that texts leave out, if those in `shown`, the marks of parsers, stay in; None: just all."""
+    special = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    hidden = frozenset(index for index, content in special.items() if content not in shown)
+    return None if len(hidden) == len(special) else hidden
 
-    def __init__(self, tokenizer: Any) -> None:
+
+class Detokenizer:
+    """The text of a growing list of tokens. Text of an incomplete character is held back until it is complete.
+
+    `hidden`: tokens that are left out (None: all special ones).
+    """
+
+    def __init__(self, tokenizer: Any, hidden: frozenset[int] | None = None) -> None:
         self.text = ""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._hidden = tokenizer, hidden
         self._ids: list[int] = []
         self._start = self._end = (
             0  # tokens before `_end` are in `text`; decoding starts at `_start`, for their context
@@ -37,14 +47,17 @@ class Detokenizer:
             self._start, self._end = self._end, len(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)  # type: ignore[no-any-return]
+        skip = self._hidden is None
+        if self._hidden is not None:
+            ids = [token_id for token_id in ids if token_id not in self._hidden]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 
 
 class StopFinder:
-    """Watches a reply for stop strings, token by token."""
+    """Watches a reply for stop strings, token by token, in the text that `detokenizer` makes of it."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = detokenizer
         self._stops = stops
 
     def __call__(self, token_id: int) -> bool:
@@ -57,15 +70,6 @@ def until_stop(text: str, stops: Sequence[str], start: int = 0) -> str:
     """`text` before the first stop string found at or after `start`."""
     found = [at for stop in stops if (at := text.find(stop, start)) >= 0]
     return text[: min(found)] if found else text
-
-
-def without_beginning_of(text: str, marks: Sequence[str]) -> str:
-    """`text` without an end that may become one of `marks`."""
-    longest = max((len(mark) for mark in marks), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(mark.startswith(text[-length:]) for mark in marks):
-            return text[:-length]
-    return text
 
 
 class TokenTexts:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from art_backend.engine.options import TransformersOptions
 from art_backend.protocols import InferenceEngine
 from art_backend.vllm.gpus import gpus
 from art_backend.vllm.interpreter import NO_VLLM, find_interpreter
@@ -34,6 +35,9 @@ class VLLMOptions:
     log_file: str | Path | None = None
 
 
+EngineAsked = EngineName | VLLMOptions | TransformersOptions
+
+
 @dataclass(frozen=True)
 class EngineChoice:
     """An engine by name, and the reason in a few words."""
@@ -42,19 +46,21 @@ class EngineChoice:
     reason: str
 
 
-def check_engine(engine: EngineName | VLLMOptions) -> None:
+def check_engine(engine: EngineAsked) -> None:
     """Raise ConfigError for an unknown name, EngineError where vLLM is asked for and not found. Imports nothing."""
     if isinstance(engine, VLLMOptions) or engine == "vllm":
         if find_interpreter(engine.python if isinstance(engine, VLLMOptions) else None) is None:
             raise EngineError(NO_VLLM)
-    elif engine not in get_args(EngineName):
-        raise ConfigError(f"engine={engine!r}: give 'auto', 'transformers', 'vllm' or VLLMOptions.")
+    elif not isinstance(engine, TransformersOptions) and engine not in get_args(EngineName):
+        given = "'auto', 'transformers', 'vllm', TransformersOptions or VLLMOptions"
+        raise ConfigError(f"engine={engine!r}: give {given}.")
 
 
-def choose_engine(engine: EngineName | VLLMOptions) -> EngineChoice:
+def choose_engine(engine: EngineAsked) -> EngineChoice:
     """The engine for this machine: vLLM on a GPU where it is installed, else Transformers, unless one is asked for."""
     if engine != "auto":
-        return EngineChoice("transformers" if engine == "transformers" else "vllm", "as asked")
+        embedded = engine == "transformers" or isinstance(engine, TransformersOptions)
+        return EngineChoice("transformers" if embedded else "vllm", "as asked")
     if not gpus():
         return EngineChoice("transformers", "there is no GPU, where vLLM would be faster")
     found = find_interpreter()
@@ -66,7 +72,7 @@ def choose_engine(engine: EngineName | VLLMOptions) -> EngineChoice:
 
 
 def make_engine(
-    engine: EngineName | VLLMOptions, base_model: str, *, max_batch_size: int, max_model_len: int, lora_rank: int
+    engine: EngineAsked, base_model: str, *, max_batch_size: int, max_model_len: int, lora_rank: int
 ) -> InferenceEngine:
     """The engine for `base_model`, not started; `lora_rank` is that of its adapters. Says which one and why."""
     choice = choose_engine(engine)
@@ -74,7 +80,8 @@ def make_engine(
     if choice.name == "transformers":
         from art_backend.engine import TransformersEngine
 
-        return TransformersEngine(base_model, max_batch_size=max_batch_size, max_model_len=max_model_len)
+        given = asdict(engine) if isinstance(engine, TransformersOptions) else {}
+        return TransformersEngine(base_model, max_batch_size=max_batch_size, max_model_len=max_model_len, **given)
     from art_backend.vllm.engine import VLLMEngine
 
     options = engine if isinstance(engine, VLLMOptions) else VLLMOptions()
