@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mcp_rl.shell import AsJson, main_of, print_json, run
+from mcp_rl.shell import AsJson, Engine, Trainer, main_of, print_json, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -151,10 +151,8 @@ def train(
     judge_rubric: Annotated[
         Path | None, typer.Option(help="A text file that says what the judge looks for.", show_default=False)
     ] = None,
-    engine: Annotated[
-        str, typer.Option(help="What samples: transformers, vllm (see `art vllm install`), or what fits this machine.")
-    ] = "auto",
-    trainer: Annotated[str, typer.Option(help="What trains: peft, unsloth, or what fits this machine.")] = "auto",
+    engine: Engine = "auto",
+    trainer: Trainer = "auto",
     tools: Tools = None,
     exclude_tools: Exclude = None,
     allow_destructive: Destructive = False,
@@ -182,6 +180,7 @@ def evaluate(
     ],
     scenarios: Annotated[Path, typer.Option(help="A file of `mcp-rl scenarios`; its held-out ones are used.")],
     samples: Annotated[int, typer.Option(min=1, help="Attempts a scenario at temperature 1.")] = 4,
+    engine: Engine = "auto",
     seed: Seed = 0,
     tools: Tools = None,
     exclude_tools: Exclude = None,
@@ -190,15 +189,14 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a model, trained or not, on held-out scenarios."""
+    from mcp_rl.config import read_options
     from mcp_rl.console import Display
-    from mcp_rl.evaluate_model import evaluate_model
+    from mcp_rl.evaluate_model import EvalConfig, evaluate_model
 
+    given = {"model": model, "scenarios": scenarios, "samples": samples, "engine": engine, "seed": seed}
+    config = read_options(EvalConfig, {**given, "isolate": isolate})
     target = _server(server, tools, exclude_tools, allow_destructive)
-    record = run(
-        evaluate_model(
-            target, model, scenarios, samples=samples, seed=seed, isolate=isolate, display=Display(quiet=as_json)
-        )
-    )
+    record = run(evaluate_model(target, config, Display(quiet=as_json)))
     if as_json:
         print_json(record.model_dump(mode="json"))
         return

@@ -11,7 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from art_core.errors import ConfigError, MissingExtraError, StorageError
 from mcp_rl.rollout import RolloutConfig
 
-C = TypeVar("C", bound="RunOptions")
+C = TypeVar("C", bound=BaseModel)
+EngineName = Literal["auto", "transformers", "vllm"]
+TrainerName = Literal["auto", "peft", "unsloth"]
+
+MAX_MODEL_LEN = 2048
+"""Longest prompt plus reply, in tokens, wherever a run's model is served."""
 
 RESUMABLE = {
     "steps", "output", "resume", "engine", "trainer", "connect_timeout", "call_timeout", "judge_url", "generator_url",
@@ -20,12 +25,16 @@ RESUMABLE = {
 
 
 class RunOptions(BaseModel):
-    """What every kind of run has: a folder, and whether to go on with the run in it."""
+    """What every kind of run has: a folder, whether to go on with the run in it, and what computes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     output: Path
     resume: bool = True
+    engine: EngineName = "auto"
+    """What samples; the figures are the same with each, so a run may go on with another one."""
+    trainer: TrainerName = "auto"
+    """What trains, with the same checkpoints."""
     judge_url: str | None = None
     """An OpenAI-compatible server that has the judge; None: the provider's own."""
 
@@ -70,10 +79,6 @@ class TrainConfig(RunOptions):
     temperature: float = Field(default=RolloutConfig.temperature, gt=0)
     concurrency: int = Field(default=32, ge=1)
     """Requests that the engine computes at once."""
-    engine: Literal["auto", "transformers", "vllm"] = "auto"
-    """What samples; the figures are the same with each, so a run may go on with another one."""
-    trainer: Literal["auto", "peft", "unsloth"] = "auto"
-    """What trains, with the same checkpoints."""
     system_prompt: str = RolloutConfig.system_prompt
     judge: str | None = None
     """The model whose comparison of a group's attempts is the reward, `local` for the run's own base model; None: the

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from art_core.errors import ConfigError
 from mcp_rl.client import MCPServer
-from mcp_rl.config import TrainConfig, require_local
+from mcp_rl.config import MAX_MODEL_LEN, EngineName, TrainConfig, require_local
 from mcp_rl.console import Display, quiet_libraries
 from mcp_rl.evaluate import evaluate
 from mcp_rl.records import EvalRecord, Stage
@@ -16,14 +19,31 @@ from mcp_rl.run_folder import RunFolder
 from mcp_rl.scenarios import load
 
 
+class EvalConfig(BaseModel):
+    """What to score, on which scenarios, and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    """`RUN[@STEP]`, or a base model."""
+    scenarios: Path
+    samples: int = Field(default=4, ge=1)
+    """Attempts a scenario at temperature 1."""
+    seed: int = 0
+    isolate: bool = False
+    engine: EngineName = "auto"
+
+
 @dataclass(frozen=True)
 class Candidate:
     """What is to be scored: a base model, or a policy version of a run with the limits that the run's rollouts had."""
 
     base_model: str
     adapter: Path | None = None
+    lora_rank: int = TrainConfig.model_fields["lora_rank"].default
     step: int = 0
     limits: RolloutConfig = field(default_factory=RolloutConfig)
+    concurrency: int = TrainConfig.model_fields["concurrency"].default
 
 
 def parse_model(text: str) -> Candidate:
@@ -34,8 +54,9 @@ def parse_model(text: str) -> Candidate:
     """
     name, _, step = text.partition("@")
     folder = RunFolder(Path(name))
-    if (recorded := folder.read_config()) is None:
+    if not folder.model_folder.is_dir() or (recorded := folder.read_config()) is None:  # a model has a config.json too
         return Candidate(text)
+    from art_backend.adapter_files import read_adapter
     from art_backend.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(folder.model_folder / "checkpoints")
@@ -47,30 +68,32 @@ def parse_model(text: str) -> Candidate:
     version = int(step) if step else steps[-1]
     options = {name: value for name, value in recorded.items() if name in TrainConfig.model_fields}
     config = TrainConfig.model_validate(options)  # the record says more: versions, when it began
-    return Candidate(config.model, checkpoints.path(version), version, config.rollout())
+    adapter = checkpoints.path(version)
+    rank = read_adapter(adapter).shape.r
+    return Candidate(config.model, adapter, rank, version, config.rollout(), config.concurrency)
 
 
-async def evaluate_model(
-    server: MCPServer,
-    model: str,
-    scenarios: Path,
-    *,
-    samples: int,
-    seed: int,
-    isolate: bool,
-    display: Display,
-) -> EvalRecord:
-    """Serve `model` and attempt every held-out scenario (all of them, if the file marks none as held out)."""
+async def evaluate_model(server: MCPServer, config: EvalConfig, display: Display) -> EvalRecord:
+    """Serve the model and attempt every held-out scenario (all of them, if the file marks none as held out)."""
     require_local()
-    candidate = parse_model(model)
-    loaded = load(scenarios)
+    from art_backend.vllm.choice import check_engine, make_engine
+
+    check_engine(config.engine)
+    candidate = parse_model(config.model)
+    loaded = load(config.scenarios)
     chosen = [scenario for scenario in loaded if scenario.split == "held_out"] or loaded
     async with server:
-        from art_backend.engine import TransformersEngine
         from art_core.models import Model
 
         quiet_libraries()
-        engine = TransformersEngine(candidate.base_model)
+        engine = await asyncio.to_thread(
+            make_engine,
+            config.engine,
+            candidate.base_model,
+            max_batch_size=candidate.concurrency,
+            max_model_len=MAX_MODEL_LEN,
+            lora_rank=candidate.lora_rank,
+        )
         await engine.start()
         try:
             name = f"agent@{candidate.step}"
@@ -84,10 +107,10 @@ async def evaluate_model(
                 chosen,
                 stage=Stage.AFTER if candidate.adapter else Stage.BASE,
                 step=candidate.step,
-                samples=samples,
-                seed=seed,
+                samples=config.samples,
+                seed=config.seed,
                 display=display,
-                isolate=isolate,
+                isolate=config.isolate,
             )
         finally:
             await engine.close()

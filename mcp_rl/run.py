@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from art_core.errors import ConfigError
 from art_core.judging import DEFAULT_RUBRIC
-from mcp_rl.config import TrainConfig
+from mcp_rl.config import MAX_MODEL_LEN, TrainConfig
 from mcp_rl.console import Display, quiet_libraries
 from mcp_rl.judging import GroupJudge, judge_llm, open_judge
 from mcp_rl.rollout import Agent, load_agent
@@ -82,6 +82,7 @@ async def open_run(config: TrainConfig, folder: RunFolder, display: Display) -> 
             engine=config.engine,
             trainer=config.trainer,
             max_batch_size=config.concurrency,
+            max_model_len=MAX_MODEL_LEN,
             seed=config.seed,
         )
         async with backend:

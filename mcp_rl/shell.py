@@ -17,6 +17,10 @@ from art_core.errors import ARTError
 T = TypeVar("T")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, for machines.")]
+Engine = Annotated[
+    str, typer.Option(help="What samples: transformers, vllm (see `art vllm install`), or what fits this machine.")
+]
+Trainer = Annotated[str, typer.Option(help="What trains: peft, unsloth, or what fits this machine.")]
 
 
 def main_of(app: typer.Typer) -> None:

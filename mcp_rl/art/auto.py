@@ -49,6 +49,11 @@ async def auto(config: AutoConfig, display: Display) -> AutoResult:
     """
     options.require_local()
     options.require_judge_extra()
+    from art_backend.trainer_choice import check_trainer
+    from art_backend.vllm.choice import check_engine
+
+    check_engine(config.engine)
+    check_trainer(config.trainer)
     if config.tools:
         options.require_mcp()
     if not config.resume and (aside := options.set_aside(config.output)):

@@ -30,7 +30,7 @@ async def train_chat(config: AutoConfig, plan: Plan, display: Display) -> AutoSu
     quiet_libraries()
     await in_own_thread(resolve, config.model)
     adapter = AdapterConfig(r=16, alpha=32, last_layers=config.lora_layers)
-    async with LocalBackend(adapter=adapter, seed=config.seed) as backend:
+    async with LocalBackend(engine=config.engine, trainer=config.trainer, adapter=adapter, seed=config.seed) as backend:
         model = TrainableModel(name="agent", project="art-auto", base_model=config.model, base_path=config.output)
         display.line(f"Loading {config.model} ...", style="dim")
         await model.register(backend)

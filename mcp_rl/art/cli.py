@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcp_rl.shell import AsJson, main_of, print_json, run
+from mcp_rl.shell import AsJson, Engine, Trainer, main_of, print_json, run
 
 if TYPE_CHECKING:
     from mcp_rl.art.judge_check import JudgeCheck
@@ -92,6 +92,8 @@ def auto(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens of an answer.")] = 128,
     eval_samples: Annotated[int, typer.Option(min=1, help="Attempts a held-out input.")] = 2,
+    engine: Engine = "auto",
+    trainer: Trainer = "auto",
     seed: Annotated[
         int, typer.Option(help="Fixes the order of inputs, sampling and training; not what the models write.")
     ] = 0,

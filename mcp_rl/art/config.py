@@ -41,7 +41,7 @@ class AutoConfig(RunOptions):
         """The options of `mcp-rl train` for the same run on a server's tools."""
         same = [
             *("judge", "judge_url", "judge_votes", "output", "model", "steps", "scenarios_per_step", "group_size"),
-            *("learning_rate", "lora_layers", "max_tokens", "seed"),
+            *("learning_rate", "lora_layers", "max_tokens", "engine", "trainer", "seed"),
         ]
         return TrainConfig(
             server=server,
