@@ -83,9 +83,7 @@ class AgentRun:
         failed = sum(len(group.exceptions) for group in groups)
         taken = AgentStep(result.step, _mean_reward(groups), failed, result.trained, result.reason, result.metrics)
         why = "" if taken.trained else f", not trained: {taken.reason}"
-        say(
-            f"{title}: reward {_shown(taken.reward)}{said}, {failed} failed, {time.perf_counter() - started:.1f} s{why}"
-        )
+        say(f"{title}: {_shown(taken.reward)}{said}, {failed} failed, {time.perf_counter() - started:.1f} s{why}")
         return taken
 
     async def validate(self, scenarios: Sequence[Any], policy: int) -> float | None:
@@ -101,7 +99,7 @@ class AgentRun:
         reward = _mean_reward(groups)
         if len(self._recorded(VALIDATION, policy)) > known:
             self.model.log_metrics(groups, VALIDATION, step=policy)
-        say(f"validation of version {policy}: {'not scored' if reward is None else f'reward {reward:.3f}'}")
+        say(f"validation of version {policy}: {_shown(reward)}")
         return reward
 
     async def _roll_out(
@@ -170,4 +168,4 @@ def _mean_reward(groups: Iterable[Iterable[Trajectory]]) -> float | None:
 
 
 def _shown(reward: float | None) -> str:
-    return "none" if reward is None else f"{reward:.3f}"
+    return "not scored" if reward is None else f"reward {reward:.3f}"
