@@ -19,8 +19,10 @@ Calls = list[tuple[str, str]]
 
 
 def read(form: str, text: str) -> tuple[str | None, Calls]:
-    """Content, and (name, arguments) of each call."""
+    """Content, and (name, arguments) of each call. What a stream would have sent as content on the way stays right."""
     reply = CALL_FORMATS[form].parse(text)
+    for end in range(len(text)):
+        assert (reply.content or "").startswith(CALL_FORMATS[form].certain(text[:end]))
     functions = [call["function"] for call in reply.tool_calls]
     return reply.content, [(function["name"], function["arguments"]) for function in functions]
 
@@ -166,14 +168,13 @@ def test_calls_survive_a_round_trip(shape: str, calls: list[tuple[str, dict[str,
     )
 )  # fmt: skip
 def test_no_text_crashes_a_parser_and_none_is_lost(name: str, pieces: list[str]) -> None:
-    text, form = "".join(pieces), CALL_FORMATS[name]
-    reply = form.parse(text)
+    text = "".join(pieces)
+    reply = CALL_FORMATS[name].parse(text)
     assert reply.tool_calls or reply.content == text
     for call in reply.tool_calls:
         assert call["function"]["name"]
         assert call["function"]["arguments"]
-    for end in range(len(text)):
-        assert (reply.content or "").startswith(form.certain(text[:end]))
+    read(name, text)
 
 
 @pytest.mark.parametrize("name", CALL_FORMATS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from art_backend.chat.call_formats import CALL_FORMATS
 from art_backend.chat.parser_check import ENOUGH, ParserCheck
 
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "paint"}}]
@@ -48,6 +49,20 @@ def test_calls_in_another_form_are_reported_once_with_the_fix(parser: str | None
 )
 def test_what_is_no_other_form_is_not(parser: str | None, text: str) -> None:
     assert finding(ParserCheck(parser, taught=False), text, times=20) is None
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "fix"),
+    [
+        (None, '[TOOL_CALLS] [{"name": "paint", "arguments": {}}]', "TransformersOptions(tool_call_parser='mistral')"),
+        ("mistral", '{"name": "paint", "parameters": {}}', "TransformersOptions(tool_call_parser='llama3_json')"),
+        (None, "<function=paint>", "VLLMOptions(tool_call_parser='qwen3_coder')"),  # only vLLM has it
+    ],
+)
+def test_the_embedded_engine_is_told_of_its_own_parsers(parser: str | None, text: str, fix: str) -> None:
+    found = finding(ParserCheck(parser, taught=False, embedded=tuple(CALL_FORMATS)), text)
+    assert found is not None
+    assert fix in found
 
 
 def test_a_weak_model_that_was_shown_the_form_is_no_misfit() -> None:

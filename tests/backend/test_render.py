@@ -233,6 +233,16 @@ def test_null_fields_text_parts_and_the_developer_role(tokenizer: Any) -> None:
         render(tokenizer, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
 
 
+@pytest.mark.parametrize("given", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("read", ["reasoning", "reasoning_content"])
+def test_thinking_of_earlier_turns_reaches_the_template_under_both_names(tokenizer: Any, given: str, read: str) -> None:
+    """Servers and clients use the one or the other, and so do templates."""
+    each = "{% if m.FIELD is string %}<{{ m.FIELD }}>{% endif %}{{ m.content }}".replace("FIELD", read)
+    template = f"{{% for m in messages %}}{each}{{% endfor %}}"
+    messages = [Q, {"role": "assistant", "content": "Red.", given: "Hm."}, {**Q, given: None}]
+    assert render_text(tokenizer, messages, template=template) == "q<Hm.>Red.q"
+
+
 # --- tokenizers of two generations ---
 
 
