@@ -83,6 +83,7 @@ def command(interpreter: Interpreter, options: Options, host: str, port: int) ->
         # A prefill that is split over steps, of a request with a seed, kills the CPU build (CPU generators have no offset).
         flags.append("--no-enable-chunked-prefill")
         served["--max-num-batched-tokens"] = max(4096, options.max_model_len)
+        served["--worker-extension-cls"] = "art_in_vllm.cpu_lora.OnCPU"
     if options.reasoning_parser:
         served["--reasoning-parser"] = options.reasoning_parser
     if options.sleeps:

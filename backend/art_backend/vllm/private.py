@@ -55,7 +55,9 @@ def _make(folder: Path, requirement: str) -> None:
     if uv := _uv():
         _run([*uv, "venv", "--python", sys.executable, str(folder)])
         pip = [*uv, "pip"]
-        install, remove = [*pip, "install", "--python", str(python)], [*pip, "uninstall", "--python", str(python)]
+        # Compiled now, as pip does: a server is three processes, and each would compile what it imports.
+        install = [*pip, "install", "--compile-bytecode", "--python", str(python)]
+        remove = [*pip, "uninstall", "--python", str(python)]
     else:
         _run([sys.executable, "-m", "venv", str(folder)])
         pip = [str(python), "-m", "pip"]

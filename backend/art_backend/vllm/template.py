@@ -1,7 +1,8 @@
 """The chat template for vLLM: the one that the embedded engine uses, in a file.
 
-One change: our own part prints the arguments of earlier tool calls as the model wrote them, and vLLM hands it objects
-only, so there the written string is found inside one (see `inside/art_in_vllm/bodies.py`).
+Two changes. Our own part prints the arguments of earlier tool calls as the model wrote them, and vLLM hands it objects
+only, so there the written string is found inside one (see `inside/art_in_vllm/bodies.py`). And vLLM adds the fields that a
+tool lacks, as nulls, which the templates of most models would print.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ _GIVEN = "{%- set arguments = function.arguments or {} %}"
 _UNWRAPPED = f"""{_GIVEN}
             {{%- set arguments = arguments.{RAW_ARGUMENTS} if arguments.{RAW_ARGUMENTS} is defined else arguments %}}"""
 
+_WITHOUT_NULLS = """\
+{%- if tools %}
+    {%- set cleaned = namespace(tools=[]) %}
+    {%- for tool in tools %}
+        {%- set function = dict(tool.function.items() | rejectattr(1, 'none') | list) %}
+        {%- set cleaned.tools = cleaned.tools + [dict(tool, function=function)] %}
+    {%- endfor %}
+    {%- set tools = cleaned.tools %}
+{%- endif %}
+"""
+
 
 def vllm_template(tokenizer: Any) -> tuple[str, bool]:
     """The template, and whether it prints raw arguments. Raises RenderError."""
     template, ours = chat_template(tokenizer), hermes_template()
     if ours not in template:
-        return template, False
+        return _WITHOUT_NULLS + template, False
     assert _GIVEN in ours
     return template.replace(_GIVEN, _UNWRAPPED), True
 
