@@ -3,11 +3,12 @@
     python -m benchmarks.rollouts [--sides transformers,vllm,generate] [--concurrency 1,8,32] [--rounds 2] [--adapter]
                                   [--shared 480] [--own 32] [--new 48]
 
-Every side samples `new` tokens for N prompts at once that share `shared` tokens and have `own` of their own, in rounds that
-take turns between the numbers N; the best round of each counts. `--adapter`: the engines sample from a LoRA adapter (rank 16, all
-linear layers) instead of the base model; `generate` stays with the base model. Sides run one after the other, each alone on
-the machine. Prints one JSON line: tokens/s and requests/s by side and N, and for the engines the seconds from the order to
-serve a new adapter to its first token while 32 rollouts are in flight, with the requests that failed meanwhile.
+Every side samples up to `new` tokens for N prompts at once that share `shared` tokens and have `own` of their own, in rounds
+of at least 8 prompts that take turns between the numbers N; the best round of each counts. `--adapter`: the engines sample
+from a LoRA adapter (rank 16, all linear layers) instead of the base model; `generate` stays with the base model. Sides run
+one after the other, each alone on the machine. Prints one JSON line: tokens/s and requests/s by side and N, and for the
+engines the seconds from the order to serve a new adapter to its first token while 32 rollouts are in flight, with the
+requests that failed meanwhile.
 """
 
 from __future__ import annotations

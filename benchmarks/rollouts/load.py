@@ -12,6 +12,9 @@ import httpx
 
 from art_backend.protocols import InferenceEngine
 
+LEAST = 8
+"""Replies in a round."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -22,9 +25,14 @@ class Shape:
     own: int
     new: int
 
-    def prompts(self, number: int) -> list[str]:
-        """The prompts; `number` keeps caches of other rounds from helping."""
-        shared = f"Round {number} of {self.rows}. " + "tool " * self.shared
+    def waves(self, number: int) -> list[list[str]]:
+        """The prompts that are asked at once, wave after wave, at least `LEAST` in all: the length of one reply is chance.
+        `number` keeps caches of other rounds from helping."""
+        return [self.prompts(f"Round {number}.{wave} of {self.rows}. ") for wave in range(-(-LEAST // self.rows))]
+
+    def prompts(self, start: str) -> list[str]:
+        """`rows` prompts that begin with `start`."""
+        shared = start + "tool " * self.shared
         return [f"{shared}row {row} " + "item " * self.own for row in range(self.rows)]
 
 
@@ -39,21 +47,23 @@ def _body(text: str, new: int, model: str = "bench") -> dict[str, Any]:
 
 
 async def engine_round(engine: InferenceEngine, shape: Shape, number: int) -> dict[str, float]:
-    """Tokens and requests a second, all requests sent at once."""
+    """Tokens and requests a second, the requests of a wave sent at once."""
+    replies: list[httpx.Response] = []
     async with _client(engine) as client:
         started = time.perf_counter()
-        asked = [client.post("/chat/completions", json=_body(text, shape.new)) for text in shape.prompts(number)]
-        replies = await asyncio.gather(*asked)
+        for wave in shape.waves(number):
+            asked = [client.post("/chat/completions", json=_body(text, shape.new)) for text in wave]
+            replies += await asyncio.gather(*asked)
         seconds = time.perf_counter() - started
     sampled = sum(reply.raise_for_status().json()["usage"]["completion_tokens"] for reply in replies)
-    return {"tokens_per_s": sampled / seconds, "requests_per_s": shape.rows / seconds}
+    return {"tokens_per_s": sampled / seconds, "requests_per_s": len(replies) / seconds}
 
 
 async def swap_under_load(engine: InferenceEngine, adapter: Path, shape: Shape) -> dict[str, float | int]:
     """Publish `adapter` while `shape.rows` rollouts are under way: seconds from the order until it is served and until its
     first token is there, the requests that failed, and how many were still under way at that token."""
     async with _client(engine) as client:
-        prompts = shape.prompts(1000)
+        prompts = shape.prompts("Swap. ")
         await client.post("/chat/completions", json=_body(prompts[0], 1))  # the common beginning is in the cache
         asking = [
             asyncio.ensure_future(client.post("/chat/completions", json=_body(t, 4 * shape.new))) for t in prompts
