@@ -41,6 +41,25 @@ def sharp_llama(vocabulary: int = 97, seed: int = 0, **shape: Any) -> LlamaForCa
         return LlamaForCausalLM(LlamaConfig(**{**settings, **shape})).eval().requires_grad_(False)
 
 
+def roughen(folder: Path, embeddings: float = 1.0) -> None:
+    """Make what is in the saved model in `folder` matter: its norms are all ones, and its biases zeros, so what ignores or
+    misreads them would not show.
+
+    `embeddings`: by how much they are multiplied, and the last norm divided. Gemma's are scaled up and tied to the head: the
+    likeliest token after a random one would be itself, whatever the layers compute.
+    """
+    from safetensors.torch import load_file, save_file
+
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if weight.dim() == 1:
+            weights[name] = weight + 0.3 * torch.randn(weight.shape, generator=generator)
+    weights["model.embed_tokens.weight"] *= embeddings
+    weights["model.norm.weight"] += 1 / embeddings - 1  # also right where the norm is of 1 + weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def start_scheduler(model: Any, size: int = 4, length: int = 512) -> Scheduler:
     """A scheduler of its own copy of `model`."""
     own = copy.deepcopy(model)  # the engine changes its attention and its weights

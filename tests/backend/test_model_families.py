@@ -19,10 +19,17 @@ from art_backend.engine.registry import Served
 from art_backend.peft_trainer import PeftTrainer
 from art_backend.unsloth_model import UnslothOptions, unsloth_is_installed
 from art_core.errors import EngineError, TrainingError
-from tests.backend.engine_models import BASE, assert_exact, make_row, start_scheduler, wait
+from tests.backend.engine_models import BASE, assert_exact, make_row, roughen, start_scheduler, wait
 from tests.backend.trainer_contract import FAMILIES, SHAPE, gradient_gap, save_tiny
 
 UNSLOTH = pytest.mark.skipif(not unsloth_is_installed(), reason="Unsloth is not installed: see docs/models.md")
+
+
+def save_rough(folder: Path, family: str) -> str:
+    """A tiny model of the family whose norms and biases matter too."""
+    base_model = save_tiny(folder, family)
+    roughen(folder)
+    return base_model
 
 
 def assert_engine_exact(base_model: str, adapter: Path) -> None:
@@ -49,7 +56,7 @@ def assert_engine_exact(base_model: str, adapter: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_served_and_trained_exactly(family: str, tmp_path: Path) -> None:
-    base_model, trainer = save_tiny(tmp_path / "base", family), PeftTrainer(torch.float32)
+    base_model, trainer = save_rough(tmp_path / "base", family), PeftTrainer(torch.float32)
     trainer.load(base_model, SHAPE, 0)
     assert gradient_gap(trainer, base_model, tmp_path) < 1e-4
     assert_engine_exact(base_model, tmp_path / "second")
@@ -61,7 +68,7 @@ def test_a_family_is_served_and_trained_exactly(family: str, tmp_path: Path) -> 
 def test_a_family_is_trained_by_unsloth_with_the_engine_beside_it(family: str, tmp_path: Path) -> None:
     from art_backend.unsloth_trainer import UnslothTrainer
 
-    base_model, trainer = save_tiny(tmp_path / "base", family), UnslothTrainer(UnslothOptions(dtype=torch.float32))
+    base_model, trainer = save_rough(tmp_path / "base", family), UnslothTrainer(UnslothOptions(dtype=torch.float32))
     trainer.load(base_model, SHAPE, 0)
     assert gradient_gap(trainer, base_model, tmp_path) < 1e-4
     assert_engine_exact(base_model, tmp_path / "second")

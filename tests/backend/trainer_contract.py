@@ -52,7 +52,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma": ("gemma", {"head_dim": 16, "initializer_range": 0.15}),
-    "gemma3": ("gemma3_text", {"head_dim": 16, "sliding_window": 512}),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 16, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "phi3": ("phi3", {}),
 }
 """Name -> model type in Transformers, and what sets the family apart."""

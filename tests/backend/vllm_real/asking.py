@@ -9,12 +9,16 @@ from openai import AsyncOpenAI
 
 IDS: dict[str, Any] = {"return_token_ids": True}
 USER: list[Any] = [{"role": "user", "content": "Name a colour."}]
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "paint", "parameters": {"type": "object", "properties": {}}}}
+]
 
 
-async def ask(client: AsyncOpenAI, model: str, **options: Any) -> Any:
-    """A reply with token ids and logprobs, greedy unless `options` say otherwise."""
+async def ask(client: AsyncOpenAI, model: str, variables: dict[str, Any] | None = None, **options: Any) -> Any:
+    """A reply with token ids and logprobs, greedy unless `options` say otherwise. `variables`: of the chat template."""
     options = {"messages": USER, "temperature": 0, "max_tokens": 12} | options
-    return await client.chat.completions.create(model=model, logprobs=True, extra_body=IDS, **options)
+    extra = IDS if variables is None else IDS | {"chat_template_kwargs": variables}
+    return await client.chat.completions.create(model=model, logprobs=True, extra_body=extra, **options)
 
 
 def gaps(model: Any, reply: Any, temperature: float = 1.0) -> torch.Tensor:

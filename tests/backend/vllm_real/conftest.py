@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from openai import AsyncOpenAI
 
 from art_backend.base_model import load_tokenizer
-from art_backend.vllm import VLLMEngine, find_interpreter
+from art_backend.vllm import VLLMEngine
 from art_core.clients import MAX_RETRIES
-from art_core.errors import EngineError
+from tests.backend.vllm_real.serving import plain, running
 
 
 @pytest.fixture(scope="package")
@@ -32,33 +30,16 @@ def base(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def model(base: Path) -> Any:
     """`base` as plain Transformers compute it."""
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval().requires_grad_(False)
+    return plain(base)
 
 
 @pytest.fixture(scope="package")
 def engine(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
     """The running server."""
-    try:
-        if find_interpreter() is None:
-            pytest.skip("no vLLM: run `art vllm install`, or name a Python that has it in $ART_VLLM_PYTHON")
-    except EngineError as error:
-        pytest.skip(str(error))
-    log = tmp_path_factory.mktemp("log") / "vllm.log"
     tight = ("--max-num-batched-tokens", "512")  # so that the prompts of few requests are more than one step takes
-    engine = VLLMEngine(
-        str(base),
-        dtype="float32",
-        max_batch_size=8,
-        max_model_len=512,
-        extra_args=tight,
-        log_file=log,
-        hang_timeout=30.0,
-    )
-    asyncio.run(engine.start())
-    yield engine
-    asyncio.run(engine.close())
+    log = tmp_path_factory.mktemp("log") / "vllm.log"
+    with running(base, log, max_batch_size=8, extra_args=tight, hang_timeout=30.0) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -14,13 +14,9 @@ from art_backend.chat.render import render
 from art_backend.chat.tool_calls import parse_reply
 from art_backend.vllm import VLLMEngine
 from tests.backend.engine_models import save_adapter
-from tests.backend.vllm_real.asking import USER, ask, assert_exact
+from tests.backend.vllm_real.asking import TOOLS, USER, ask, assert_exact
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "paint", "parameters": {"type": "object", "properties": {}}}}
-]
 
 
 async def test_srv_01_each_adapter_answers_for_itself(
