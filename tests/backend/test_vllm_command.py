@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from art_backend.base_model import load_tokenizer
-from art_backend.chat.render import chat_template, hermes_template
+from art_backend.chat.render import chat_template, hermes_template, render_text
 from art_backend.vllm.command import INSIDE, Options, command, environment, model_length
 from art_backend.vllm.inside.art_in_vllm.bodies import RAW_ARGUMENTS
 from art_backend.vllm.interpreter import Interpreter
@@ -97,5 +98,20 @@ def test_the_template_is_the_embedded_engines_with_raw_arguments(tiny_llama: Pat
     without = "\n".join(line for line in template.splitlines() if RAW_ARGUMENTS not in line)
     assert without == "\n".join(chat_template(tokenizer).splitlines())
     tokenizer.chat_template = "{% for t in tools %}{{ t.function.name }}{% endfor %}"
-    assert vllm_template(tokenizer) == (tokenizer.chat_template, False)
+    template, raw = vllm_template(tokenizer)
+    assert template.endswith(tokenizer.chat_template)
+    assert not raw
     assert hermes_template() in chat_template(load_tokenizer(tiny_llama))
+
+
+def test_what_a_tool_lacks_is_not_shown_as_null(tiny_llama: Path) -> None:
+    tokenizer = load_tokenizer(tiny_llama)
+    tokenizer.chat_template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+    template, _ = vllm_template(tokenizer)
+    given = [{"type": "function", "function": {"name": "paint", "parameters": {"default": None}}}]
+    filled: list[Any] = [
+        {"type": "function", "function": {"name": "paint", "description": None, "parameters": {"default": None}}}
+    ]
+    messages = [{"role": "user", "content": "Red"}]
+    assert render_text(tokenizer, messages, filled, template=template) == render_text(tokenizer, messages, given)
+    assert render_text(tokenizer, messages, template=template) == "Red"
