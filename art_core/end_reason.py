@@ -34,3 +34,23 @@ class EndReason(StrEnum):
     """The agent returned, and no model call was captured."""
     REWARD_ERROR = "reward_error"
     """The reward function raised, or gave what is no reward."""
+
+
+_BY_CLASS = {
+    "CancelledError": EndReason.CANCELLED,
+    "TimeoutError": EndReason.TIMEOUT,
+    "APITimeoutError": EndReason.TIMEOUT,
+    "NodeTimeoutError": EndReason.TIMEOUT,
+    "ContextWindowExceededError": EndReason.CONTEXT_OVERFLOW,
+    "GraphRecursionError": EndReason.RECURSION_LIMIT,
+    "LlmCallsLimitExceededError": EndReason.CALL_LIMIT,
+}
+"""Error classes of Python, of clients and of frameworks, by name: importing them would take seconds."""
+
+
+def reason_of(error: BaseException, otherwise: EndReason = EndReason.ERROR) -> EndReason:
+    """Why an agent that raised `error` ended; `otherwise` where the error does not say."""
+    if getattr(error, "code", None) == "context_length_exceeded":
+        return EndReason.CONTEXT_OVERFLOW
+    names = (kind.__name__ for kind in type(error).__mro__)
+    return next((_BY_CLASS[name] for name in names if name in _BY_CLASS), otherwise)

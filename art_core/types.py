@@ -95,6 +95,10 @@ class Trajectory(History):
         """Append a line to the trajectory's own log."""
         self.logs.append(message)
 
+    def count(self, metric: str, by: float = 1) -> None:
+        """Add to a metric, which begins at 0."""
+        self.metrics[metric] = self.metrics.get(metric, 0) + by
+
     def finish(self) -> Trajectory:
         """Set `metrics["duration"]` (seconds since the trajectory was made) and return the trajectory."""
         self.metrics["duration"] = time.time() - self.start_time
@@ -108,7 +112,7 @@ class Trajectory(History):
             yield
         finally:
             key = f"{name}_duration"
-            self.metrics[key] = self.metrics.get(key, 0.0) + time.perf_counter() - started
+            self.count(key, time.perf_counter() - started)
 
     def histories(self) -> list[History]:
         """The main history, then the additional ones."""

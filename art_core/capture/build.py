@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.calls import CallStatus, Extra, extra_field
 from art_core.capture.choices import model_name
+from art_core.capture.wire import arguments_of
 from art_core.types import History, Message, Tools, Trajectory, choice_message
 
 if TYPE_CHECKING:
@@ -81,17 +82,10 @@ def message_key(message: Message) -> str:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(part.get("text") or "" for part in content)
     calls = [
-        (function.get("name"), _arguments(function.get("arguments")))
+        (function.get("name"), arguments_of(function.get("arguments")))
         for function in (call.get("function") or {} for call in message.get("tool_calls") or ())
     ]
     return json.dumps([message.get("role"), content, calls], sort_keys=True)
-
-
-def _arguments(text: Any) -> Any:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        return text
 
 
 def build_trajectory(calls: Iterable[CapturedCall]) -> Trajectory:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from art_core.capture.build import fill_trajectory
@@ -68,6 +68,11 @@ class CaptureScope:
     def failed_calls(self) -> list[CapturedCall]:
         """The calls that got no answer (each with its `error`), retried ones included."""
         return [call for call in self._snapshot() if call.error is not None]
+
+    def turn_with(self, tool_calls: Collection[str | None]) -> list[Any]:
+        """The tool calls of the newest turn that made one of `tool_calls` (ids), as they were sampled."""
+        turns: Any = (choice.message.tool_calls or [] for call in reversed(self.calls) for choice in call.choices())
+        return next((turn for turn in turns if any(made.id in tool_calls for made in turn)), [])
 
     def build(self) -> Trajectory:
         """Write the calls made so far into the live trajectory and return it."""

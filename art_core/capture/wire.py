@@ -18,6 +18,14 @@ def loads(content: bytes | str) -> Any:
         return json.loads(content)
 
 
+def arguments_of(text: Any) -> Any:
+    """The value of the arguments of a tool call; what cannot be read stays as it is."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return text
+
+
 def dumps(value: Any) -> bytes:
     """A JSON value as a document."""
     try:

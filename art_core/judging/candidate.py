@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from art_core.calls import Extra, extra_field
+from art_core.capture.wire import arguments_of
 from art_core.llm.cache import content_key
 from art_core.types import Message, Tools, Trajectory, choice_message, is_choice
 
@@ -88,13 +89,9 @@ def _call(call: Any, named: dict[str, str]) -> View:
     if call.get("id"):
         named[str(call["id"])] = name
     written = function.get("arguments", function.get("input"))
-    try:
-        arguments = json.loads(written) if isinstance(written, str) else written
-    except (ValueError, RecursionError):
-        return {"tool": name, "malformed_arguments": str(written)}
-    if isinstance(arguments, dict):
-        return {"tool": name, "arguments": arguments}
-    return {"tool": name, "malformed_arguments": str(written)}
+    arguments = arguments_of(written)
+    read = isinstance(arguments, dict)
+    return {"tool": name, "arguments": arguments} if read else {"tool": name, "malformed_arguments": str(written)}
 
 
 def _text(content: Any) -> str:

@@ -16,6 +16,7 @@ from crewai.events.stream_context import add_stream_sink, reset_stream_sinks
 
 from art_core.capture import current_scope
 from art_core.capture.loss import note_hook_failure
+from art_core.types import Trajectory
 
 _METRICS: dict[type, str] = {
     events.TaskStartedEvent: "tasks_started",
@@ -61,17 +62,19 @@ def _sink(source: Any, event: Any) -> None:
     try:
         if (scope := current_scope()) is not None:
             with _lock:
-                _record(scope.trajectory.metrics, scope.trajectory.metadata, event)
+                _record(scope.trajectory, event)
     except Exception:  # noqa: BLE001 - runs inside the crew, which must not notice; counted and logged
         note_hook_failure("a CrewAI event")
 
 
-def _record(metrics: dict[str, Any], metadata: dict[str, Any], event: Any) -> None:
+def _record(trajectory: Trajectory, event: Any) -> None:
+    metadata = trajectory.metadata
     if isinstance(event, events.CrewKickoffStartedEvent):
         metadata.setdefault("crews", []).append(event.crew_name)
-        metrics |= {name: metrics.get(name, 0) for name in _METRICS.values()}  # means over rollouts need the zeros
+        for metric in _METRICS.values():
+            trajectory.count(metric, 0)  # means over rollouts need the zeros
     if name := _METRICS.get(type(event)):
-        metrics[name] = metrics.get(name, 0) + 1
+        trajectory.count(name)
     if isinstance(event, events.ToolUsageStartedEvent):
         metadata.setdefault("tools_used", []).append({"tool": event.tool_name, "agent": event.agent_role})
     elif isinstance(event, events.TaskFailedEvent):

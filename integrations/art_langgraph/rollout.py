@@ -13,11 +13,8 @@ from functools import partial, wraps
 from numbers import Real
 from typing import Any, ParamSpec
 
-from langgraph import errors
-from openai import APITimeoutError
-
 from art_core.capture import CaptureScope, capture
-from art_core.end_reason import EndReason
+from art_core.end_reason import EndReason, reason_of
 from art_core.errors import ConfigError, RolloutError
 from art_core.models import Model
 from art_core.types import Trajectory
@@ -25,19 +22,6 @@ from art_langgraph.chat import ChatART, reads
 
 P = ParamSpec("P")
 _model: ContextVar[Model[Any] | None] = ContextVar("art_langgraph_model", default=None)
-_TIMEOUTS = (TimeoutError, APITimeoutError, getattr(errors, "NodeTimeoutError", TimeoutError))
-
-
-def _reason_of(error: BaseException) -> EndReason:
-    """Why a rollout that raised `error` ended."""
-    overflow = getattr(error, "code", None) == "context_length_exceeded"
-    known: dict[EndReason, Any] = {
-        EndReason.RECURSION_LIMIT: errors.GraphRecursionError,
-        EndReason.TIMEOUT: _TIMEOUTS,
-        EndReason.CANCELLED: asyncio.CancelledError,
-    }
-    found = (reason for reason, kinds in known.items() if isinstance(error, kinds))
-    return EndReason.CONTEXT_OVERFLOW if overflow else next(found, EndReason.ERROR)
 
 
 def init_chat_model(model_name: str | None = None, **options: Any) -> ChatART:
@@ -72,7 +56,7 @@ def wrap_rollout(model: Model[Any], fn: Callable[P, Any]) -> Callable[P, Corouti
         except BaseException as error:
             scope.trajectory.reward = None
             scope.trajectory.metadata["error"] = f"{type(error).__name__}: {error}"
-            error.trajectory = _finish(scope, _reason_of(error))  # type: ignore[attr-defined]
+            error.trajectory = _finish(scope, reason_of(error))  # type: ignore[attr-defined]
             raise
         finally:
             _model.reset(token)

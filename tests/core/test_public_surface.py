@@ -38,6 +38,7 @@ SIGNATURES = {
     "TrainableModel.read_state": "(self)",
     "TrainableModel.merge_state": "(self, state)",
     "TrainableModel.overwrite_state": "(self, state)",
+    "Trajectory.count": "(self, metric, by=1)",
     "Trajectory.finish": "(self)",
     "Trajectory.log": "(self, message)",
     "Trajectory.messages": "(self)",
