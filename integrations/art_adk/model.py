@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
+from urllib.parse import quote
 
 from google.adk.models.lite_llm import LiteLlm, LiteLLMClient
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.genai.types import HttpOptions
 from pydantic import PrivateAttr
 
-from art_core.capture.roles import role as calling_as
+from art_core.capture.roles import ROLE_HEADER
 from art_core.errors import ConfigError
 from art_core.models import Model
 
-AGENT_LABEL = "adk_agent_name"  # of a request, by ADK
+Responses = AsyncGenerator[LlmResponse, None]
 _OWNED = {"api_base", "api_key", "base_url", "client", "custom_llm_provider", "llm_client"}
 
 
@@ -33,25 +33,19 @@ class ART(LiteLlm):
     def __init__(self, model: Model[Any], *, role: str | None = None, **parameters: Any) -> None:
         if owned := sorted(_OWNED & parameters.keys()):
             raise ConfigError(f"{', '.join(owned)}: the model decides where its calls go, so leave this out of ART().")
-        if "litellm" not in sys.modules:  # else its import asks the network for prices, for up to 10 s
-            os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else litellm asks the network for prices: 10 s
         name = model.name if model.trainable else model.get_inference_name()
         super().__init__(f"openai/{name}", llm_client=_CapturedClient(model), **parameters)
         self._role = role
 
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """As `LiteLlm` does it, in the role of the agent, which is left before a response is handed on: a generator shares
-        the context of its consumer, so what is held across a `yield` would leak into the agent's tools."""
-        name = self._role or (llm_request.config.labels or {}).get(AGENT_LABEL)
-        async with aclosing(super().generate_content_async(llm_request, stream)) as responses:
-            while True:
-                with calling_as(name):
-                    response = await anext(responses, None)
-                if response is None:
-                    return
-                yield response
+    def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> Responses:
+        """As `LiteLlm` does it, with the role in a header: a context variable would leak while a stream is read."""
+        config = llm_request.config
+        if name := self._role or (config.labels or {}).get("adk_agent_name"):
+            options = config.http_options or HttpOptions()
+            named = options.model_copy(update={"headers": {ROLE_HEADER: quote(name), **(options.headers or {})}})
+            config = config.model_copy(update={"http_options": named})
+        return super().generate_content_async(llm_request.model_copy(update={"config": config}), stream)
 
 
 class _CapturedClient(LiteLLMClient):

@@ -15,18 +15,18 @@ from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
-from google.genai.types import FunctionCall, Part
+from google.genai.types import Content, FunctionCall, Part
 
 from art_core.capture import CaptureScope, current_scope
-from art_core.end_reason import EndReason
+from art_core.capture.wire import arguments_of
+from art_core.end_reason import EndReason, reason_of
 
 JSON = dict[str, Any]
 _depth: ContextVar[int] = ContextVar("art_adk_depth", default=0)  # tool calls that the running code is in
 _OF_CODES = {"MALFORMED_FUNCTION_CALL": EndReason.INVALID_TOOL_CALL, "MAX_TOKENS": EndReason.LENGTH}
-_OVERFLOW = dict.fromkeys(("ContextWindowExceededError", "context_length_exceeded"), EndReason.CONTEXT_OVERFLOW)
-_OF_ERRORS = {"LlmCallsLimitExceededError": EndReason.CALL_LIMIT, **_OVERFLOW}  # importing the classes takes seconds
 _BY_TOOL = "art_adk_raised_by_tool"  # set on an error: what ADK reports of it afterwards differs from case to case
 _UNREADABLE = "unreadable_arguments"  # names the sampled text where the arguments of a call are no object
+_streamed: ContextVar[frozenset[Any]] = ContextVar("art_adk_streamed", default=frozenset())  # ids of the calls so far
 
 
 class RolloutPlugin(BasePlugin):
@@ -43,6 +43,7 @@ class RolloutPlugin(BasePlugin):
 
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
         """Name the run. Until it ends it counts as cancelled, for ADK tells no plugin when that happens."""
+        _streamed.set(frozenset())
         if scope := current_scope():
             scope.trajectory.metrics = {"tool_calls": 0, "tool_errors": 0, "invalid_args": 0} | scope.trajectory.metrics
             metadata = scope.trajectory.metadata
@@ -58,7 +59,7 @@ class RolloutPlugin(BasePlugin):
         agents += {event.author} - {*agents, "user"}
         code = getattr(event.error_code, "value", event.error_code)
         ending = _OF_CODES.get(code, EndReason.MODEL_ERROR) if code else EndReason.FINISHED
-        _count(scope, "invalid_args", ending == EndReason.INVALID_TOOL_CALL)
+        scope.trajectory.count("invalid_args", ending == EndReason.INVALID_TOOL_CALL)
         if _depth.get() == 0:
             self._endings[scope] = ending
             parts = (event.content and event.content.parts) or []
@@ -66,29 +67,33 @@ class RolloutPlugin(BasePlugin):
                 scope.trajectory.metadata["output"] = text
 
     async def after_model_callback(self, *, callback_context: Any, llm_response: LlmResponse) -> None:
-        """ADK drops the calls that it cannot read: beside one that it reads, put them back to be answered with an error."""
+        """ADK drops the calls that it cannot read, and in a stream also those beside them. Put them back, where one of the
+        reply can be read, so that each is made or answered with an error."""
         parts = (llm_response.content and llm_response.content.parts) or []
-        read = {part.function_call.id for part in parts if part.function_call}
-        if llm_response.error_code and read and (scope := current_scope()):
-            turns: Any = [choice.message.tool_calls or () for call in scope.calls[::-1] for choice in call.choices()]
-            for call in next((turn for turn in turns if read < {call.id for call in turn}), ()):
-                if call.id not in read:
-                    args = {_UNREADABLE: call.function.arguments}
-                    parts.append(Part(function_call=FunctionCall(id=call.id, name=call.function.name, args=args)))
+        kept = {part.function_call.id for part in parts if part.function_call}
+        if llm_response.partial:
+            _streamed.set(_streamed.get() | kept)
+        elif kept or not parts:
+            if llm_response.error_code and (scope := current_scope()):
+                sampled = scope.turn_with(kept or _streamed.get())
+                dropped = [_as_part(call) for call in sampled if call.id not in kept]
+                if kept or any(_UNREADABLE not in part.function_call.args for part in dropped):
+                    llm_response.content = Content(role="model", parts=[*parts, *dropped])
+            _streamed.set(frozenset())
 
     async def before_tool_callback(self, *, tool: Any, tool_args: JSON, tool_context: Any) -> JSON | None:
         """Count the call, and answer one that ADK could not read."""
         _depth.set(_depth.get() + 1)
         unreadable = tool_args.keys() == {_UNREADABLE}
         if scope := current_scope():
-            _count(scope, "tool_calls", not unreadable)
+            scope.trajectory.count("tool_calls", not unreadable)
         return {"error": "The arguments are no JSON object, so nothing was done."} if unreadable else None
 
     async def on_tool_error_callback(self, *, tool: Any, tool_args: Any, tool_context: Any, error: Any) -> JSON | None:
         """Count the error, and recover if asked to. A tool that does not exist ADK answers itself."""
         text, failed = f"{type(error).__name__}: {error}", isinstance(error, Exception)  # else it was cancelled
         if failed and (scope := current_scope()):
-            _count(scope, "tool_errors")
+            scope.trajectory.count("tool_errors")
             scope.trajectory.log(f"tool {tool.name}: {text}")
             setattr(error, _BY_TOOL, True)
         return {"error": text} if failed and self._recover_tools and type(tool) is not BaseTool else None
@@ -98,8 +103,7 @@ class RolloutPlugin(BasePlugin):
         if getattr(error.__context__, "error", None) is error:
             error.__suppress_context__ = True
         if _depth.get() == 0 and (scope := current_scope()):
-            known = _OF_ERRORS.get(type(error).__name__) or _OF_ERRORS.get(str(getattr(error, "code", None)))
-            ending = known or (EndReason.TOOL_ERROR if hasattr(error, _BY_TOOL) else EndReason.ERROR)
+            ending = reason_of(error, EndReason.TOOL_ERROR if hasattr(error, _BY_TOOL) else EndReason.ERROR)
             scope.trajectory.metadata |= {"end_reason": ending.value, "error": f"{type(error).__name__}: {error}"}
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
@@ -108,5 +112,7 @@ class RolloutPlugin(BasePlugin):
             scope.trajectory.metadata["end_reason"] = self._endings.pop(scope, EndReason.FINISHED).value
 
 
-def _count(scope: CaptureScope, metric: str, by: int = 1) -> None:
-    scope.trajectory.metrics[metric] = scope.trajectory.metrics.get(metric, 0) + by
+def _as_part(call: Any) -> Any:
+    args = arguments_of(text := call.function.arguments or "{}")
+    args = args if isinstance(args, dict) else {_UNREADABLE: text}
+    return Part(function_call=FunctionCall(id=call.id, name=call.function.name, args=args))

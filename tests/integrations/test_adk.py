@@ -62,6 +62,7 @@ SCRIPTS: dict[str, tuple[list[Reply], int, EndReason]] = {
     "arguments no object": ([Reply(None, [tool_call("a", "look", "[1]")]), DONE], 1, EndReason.INVALID_TOOL_CALL),
     "cut": ([Reply("So I", finish_reason="length")], 1, EndReason.LENGTH),
     "filtered": ([Reply("So I", finish_reason="content_filter")], 1, EndReason.MODEL_ERROR),
+    "filtered later": ([Reply(None, [OSLO]), Reply("", finish_reason="content_filter")], 2, EndReason.MODEL_ERROR),
     "retries": ([Reply(status=429, headers=SOON), Reply(status=500, headers=SOON), DONE], 1, EndReason.FINISHED),
     "overflow": (
         [Reply(None, [OSLO]), Reply(status=400, code="context_length_exceeded")],
@@ -125,26 +126,48 @@ async def test_frm_01_invalid_arguments_end_the_run_and_are_kept(config: RunConf
     assert trajectory.messages()[-1]["tool_calls"], "what a judge reads shows the call"
 
 
-async def test_frm_01_an_invalid_call_beside_a_valid_one_is_answered_with_an_error(tmp_path: Path):
-    """Without a `RolloutPlugin`, and in a stream (which drops the valid call too), ADK does what it does on its own model."""
+@both_modes
+async def test_frm_01_an_invalid_call_beside_a_valid_one_is_answered_with_an_error(config: RunConfig, tmp_path: Path):
+    """Without a `RolloutPlugin` ADK does what it does on its own model: it makes the call that it can read, or, in a
+    stream, none."""
     script = numbered([Reply("A", [OSLO, tool_call("b", "look", '{"city":')]), DONE])
     with ScriptedServer(script) as server, capture() as scope:
         made = agent(ART(served_model(server.base_url, tmp_path)))
-        await run(made, PLAIN, RolloutPlugin())
+        await run(made, config, RolloutPlugin())
     trajectory = scope.trajectory
-    results = {m["tool_call_id"]: m["content"] for m in server.requests[1]["messages"] if m["role"] == "tool"}
+    asked = server.requests[1]["messages"]
+    results = {m["tool_call_id"]: m["content"] for m in asked if m["role"] == "tool"}
     assert "sunny in Oslo" in results["a"]
     assert "no JSON object" in results["b"]
+    assert [call["id"] for m in asked for call in m.get("tool_calls", ())] == ["a", "b"]
+    assert [m["content"] for m in asked if m["role"] == "assistant" and m.get("content")] == ["A"]
     assert turns(trajectory) == [sampled_in(reply) for reply in script]
     assert trajectory.choices()[0].message.tool_calls[1].function.arguments == '{"city":', "as it was sampled"
     assert trajectory.metadata["end_reason"] == "finished"
     assert (trajectory.metrics["invalid_args"], trajectory.metrics["tool_calls"]) == (1, 1)
     with ScriptedServer(script) as server, capture():
-        await run(agent(ART(served_model(server.base_url, tmp_path))), PLAIN)
-    assert [m["tool_call_id"] for m in server.requests[1]["messages"] if m["role"] == "tool"] == ["a"]
-    streamed = (await run_both(agent, script, SSE, tmp_path)).trajectory
-    assert (streamed.metadata["end_reason"], streamed.metrics["invalid_args"]) == ("invalid_tool_call", 1)
-    assert len(turns(streamed)) == 1
+        await run(agent(ART(served_model(server.base_url, tmp_path))), config)
+    answered = [m["tool_call_id"] for body in server.requests[1:] for m in body["messages"] if m["role"] == "tool"]
+    assert answered == (["a"] if config is PLAIN else [])
+
+
+async def test_frm_01_each_streamed_turn_of_a_rollout_is_read_by_itself(tmp_path: Path):
+    script = numbered(
+        [
+            Reply(None, [OSLO]),
+            Reply(None, [tool_call("c", "look", '{"city":'), ROME]),
+            Reply(None, [tool_call("d", "look", '{"city": "Oslo"}'), tool_call("e", "look", "[1]")]),
+            DONE,
+        ]
+    )
+    with ScriptedServer(script) as server, capture() as scope:
+        await run(agent(ART(served_model(server.base_url, tmp_path))), SSE, RolloutPlugin())
+    results = {m["tool_call_id"]: m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"}
+    assert {name: "no JSON object" in text for name, text in results.items()} == {
+        "a": False, "b": False, "c": True, "d": False, "e": True,
+    }  # fmt: skip
+    assert len(turns(scope.trajectory)) == len(script)
+    assert scope.trajectory.metrics["invalid_args"] == 2
 
 
 async def test_frm_01_arguments_that_adk_repairs_stay_as_they_are(tmp_path: Path):
