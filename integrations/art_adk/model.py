@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator
 from typing import Any
-from urllib.parse import quote
 
 from google.adk.models.lite_llm import LiteLlm, LiteLLMClient
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.genai.types import HttpOptions
 from pydantic import PrivateAttr
 
-from art_core.capture.roles import ROLE_HEADER
+from art_core.capture.roles import role as calling_as
 from art_core.errors import ConfigError
 from art_core.models import Model
 
@@ -39,27 +37,26 @@ class ART(LiteLlm):
         self._role = role
 
     def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> Responses:
-        """As `LiteLlm` does it, with the role in a header: a context variable would leak while a stream is read."""
-        config = llm_request.config
-        if name := self._role or (config.labels or {}).get("adk_agent_name"):
-            options = config.http_options or HttpOptions()
-            named = options.model_copy(update={"headers": {ROLE_HEADER: quote(name), **(options.headers or {})}})
-            config = config.model_copy(update={"http_options": named})
-        return super().generate_content_async(llm_request.model_copy(update={"config": config}), stream)
+        """As `LiteLlm` does it, by a client that knows the role: a context variable would leak while a stream is read."""
+        name = self._role or (llm_request.config.labels or {}).get("adk_agent_name")
+        client: Any = self.llm_client
+        named = self.model_copy(update={"llm_client": _CapturedClient(client.model, name)})
+        return super(ART, named).generate_content_async(llm_request, stream)
 
 
 class _CapturedClient(LiteLLMClient):
     """Sends through the client of a model, asked for at each call: registering the model changes it."""
 
-    def __init__(self, model: Model[Any]) -> None:
-        self._model = model
+    def __init__(self, model: Model[Any], role: str | None = None) -> None:
+        self.model, self._role = model, role
 
     async def acompletion(self, model: Any, messages: Any, tools: Any, **parameters: Any) -> Any:
         """One request. LiteLLM writes settings of its own onto a client that it is given, so it gets a copy (which
         shares the connections); and no cache may answer, since two samples must be two samples."""
-        client = self._model.openai_client().with_options()
+        client = self.model.openai_client().with_options()
         defaults = {"max_retries": client.max_retries, "caching": False}
-        return await super().acompletion(model, messages, tools, **{**defaults, **parameters, "client": client})
+        with calling_as(self._role):
+            return await super().acompletion(model, messages, tools, **{**defaults, **parameters, "client": client})
 
     def __deepcopy__(self, memo: Any) -> _CapturedClient:
         return self
