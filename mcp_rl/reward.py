@@ -9,9 +9,13 @@ Six parts add up, each graded so that every small progress of a weak model shows
 - `facts` (0.25): the facts in the final answer (the last assistant message without tool calls). A fact counts only when
   the expected call that reveals it was made before: guessing and parroting earn nothing. An answer in the markup of tool
   calls or results is none.
-- `answered` (0.1): the share of expected calls made before a final answer, whatever it says; without an answer nothing.
-  Else a policy that has learned not to answer too early learns to call tools until its turns run out.
+- `answered` (0.1): the share of expected calls made before a final answer, whatever it says; without an answer, or with one
+  that was cut off, nothing. Else a policy that has learned not to answer too early learns to call tools until its turns run
+  out.
 - `economy` (0.1): the share of expected calls made, less when further or repeated calls were made beside them.
+
+A turn that was cut off at the token limit runs none of its calls: they earn half of `calls` and no `economy`. Else a policy
+may learn to make the right call and never end the turn, which costs it nothing that it knew how to earn.
 
 Where a scenario has no facts, their weight goes to the calls. One call is never punished harder than not calling at
 all, except through `economy`: trying a hard step must not be worse than leaving it out.
@@ -46,6 +50,8 @@ class Weights:
     """Of one expected call: what the right tool earns whatever its arguments."""
     similar: float = 0.5
     """Of one argument: the most that a similar but different string earns."""
+    not_run: float = 0.5
+    """Of one expected call: what it earns in a turn that was cut off."""
 
 
 WEIGHTS = Weights()
@@ -68,17 +74,29 @@ class Score:
 
 @dataclass(frozen=True)
 class _Made:
-    """A tool call of the rollout. `arguments` is None when they could not be read; `turn` is its message's index."""
+    """A tool call of the rollout. `arguments` is None when they could not be read; `turn` is its message's index; `run`:
+    whether its turn came to an end."""
 
     name: str
     arguments: dict[str, Any] | None
     turn: int
+    run: bool
 
 
-def score(scenario: Scenario, messages: Sequence[Message], tools: Sequence[Tool], weights: Weights = WEIGHTS) -> Score:
-    """How well `messages` (a finished rollout as plain chat messages) solve `scenario` with `tools`. Pure; never raises."""
+def score(
+    scenario: Scenario,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    weights: Weights = WEIGHTS,
+    *,
+    cut_off: bool = False,
+) -> Score:
+    """How well `messages` (a finished rollout as plain chat messages) solve `scenario` with `tools`. Pure; never raises.
+
+    `cut_off`: the last message was cut off at the token limit.
+    """
     by_name = {tool.name: tool for tool in tools}
-    made = list(_calls(messages))
+    made = list(_calls(messages, len(messages) - cut_off))
     end, answer = _final_answer(messages)
     matches = _align(scenario.calls, made, by_name, weights)
     quality = [match for match, _ in matches]
@@ -89,7 +107,7 @@ def score(scenario: Scenario, messages: Sequence[Message], tools: Sequence[Tool]
         "valid": max((_validity(call, by_name) for call in made), default=0.0),
         "calls": sum(quality) / len(quality),
         "facts": sum(told) / len(told) if told else 0.0,
-        "answered": sum(done) / len(done) if answer.strip() else 0.0,
+        "answered": sum(done) / len(done) if answer.strip() and not cut_off else 0.0,
         "economy": right / len(quality) * right / len(made) if made else 0.0,
     }
     for_calls = weights.calls if told else weights.calls + weights.facts
@@ -104,16 +122,16 @@ def score(scenario: Scenario, messages: Sequence[Message], tools: Sequence[Tool]
     return Score(min(max(reward, 0.0), 1.0), parts, solved)
 
 
-def _calls(messages: Sequence[Message]) -> Iterator[_Made]:
+def _calls(messages: Sequence[Message], ended: int) -> Iterator[_Made]:
+    """The calls made; the first `ended` messages came to an end."""
     for turn, message in enumerate(messages):
         for call in _tool_calls(message):
             function = call.get("function") if isinstance(call, dict) else None
-            if not isinstance(function, dict):
-                yield _Made("", None, turn)
-                continue
-            raw = function.get("arguments")
-            readable = raw is None or isinstance(raw, str)
-            yield _Made(str(function.get("name") or ""), parse_arguments(raw).arguments if readable else None, turn)
+            name, arguments = "", None
+            if isinstance(function, dict):
+                name, raw = str(function.get("name") or ""), function.get("arguments")
+                arguments = parse_arguments(raw).arguments if raw is None or isinstance(raw, str) else None
+            yield _Made(name, arguments, turn, run=turn < ended)
 
 
 def _tool_calls(message: Message) -> list[Any]:
@@ -179,12 +197,11 @@ def _match(wanted: ExpectedCall, call: _Made, tool: Tool | None, weights: Weight
         if name in wanted.arguments or not _is_default(value, name, tool)
     }
     names = wanted.arguments.keys() | given.keys()
-    if not names:
-        return 1.0
-    right = sum(
-        _similarity(wanted.arguments[name], given[name], weights) for name in wanted.arguments.keys() & given.keys()
-    )
-    return weights.right_tool + (1 - weights.right_tool) * right / len(names)
+    both = wanted.arguments.keys() & given.keys()
+    right = sum(_similarity(wanted.arguments[name], given[name], weights) for name in both)
+    share = right / len(names) if names else 1.0
+    match = weights.right_tool + (1 - weights.right_tool) * share
+    return match if call.run else weights.not_run * match
 
 
 def _is_default(value: Any, name: str, tool: Tool | None) -> bool:

@@ -93,7 +93,8 @@ class Agent:
     async def rollout(self, session: Caller, scenario: Scenario, seed: int, greedy: bool = False) -> Trajectory:
         """Attempt `scenario` once and score it. `seed` fixes the sampling of every turn."""
         trajectory = await capture_auto_trajectory(self._attempt(session, scenario, seed, greedy))
-        result = score(scenario, trajectory.messages(), self.tools)
+        cut_off = trajectory.metadata["end_reason"] == EndReason.TRUNCATED
+        result = score(scenario, trajectory.messages(), self.tools, cut_off=cut_off)
         trajectory.reward = result.reward
         trajectory.metrics |= {"solved": int(result.solved), **{f"reward/{k}": v for k, v in result.parts.items()}}
         return trajectory.finish()

@@ -81,6 +81,31 @@ def reward(scenario: Scenario, *messages: dict[str, Any]) -> float:
     return score(scenario, [{"role": "user", "content": scenario.task}, *messages], TOOLS).reward
 
 
+def test_a_call_in_a_turn_that_was_cut_off_earns_less_than_one_that_is_run() -> None:
+    cut, run = (score(QUERY, [ASK], TOOLS, cut_off=cut_off) for cut_off in (True, False))
+    assert cut.parts["calls"] == WEIGHTS.not_run * run.parts["calls"]
+    assert (cut.parts["economy"], run.parts["economy"]) == (0.0, 1.0)
+    assert not cut.solved
+    assert 0.0 < cut.reward < run.reward
+
+
+def test_an_answer_that_was_cut_off_is_told_but_not_given() -> None:
+    cut, given = (
+        score(
+            QUERY,
+            [
+                ASK,
+                says("118000 and"),
+            ],
+            TOOLS,
+            cut_off=cut_off,
+        )
+        for cut_off in (True, False)
+    )
+    assert (cut.parts["calls"], cut.parts["facts"], cut.parts["answered"]) == (1.0, 1.0, 0.0)
+    assert given.reward - cut.reward == pytest.approx(WEIGHTS.answered)
+
+
 def test_the_weights_add_up() -> None:
     parts = (WEIGHTS.valid, WEIGHTS.calls, WEIGHTS.facts, WEIGHTS.answered, WEIGHTS.economy)
     assert sum(parts) == pytest.approx(1.0)

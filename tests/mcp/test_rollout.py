@@ -145,6 +145,8 @@ async def test_a_reply_cut_at_the_token_limit_ends_a_rollout_even_with_a_call_in
     trajectory, _ = await run([cut])
     assert trajectory.metadata["end_reason"] == "truncated"
     assert received == []
+    ran, _ = await run([call("{}"), Reply("...")])
+    assert 0 < trajectory.metrics["reward/calls"] < ran.metrics["reward/calls"]
 
 
 async def test_srv_05_a_full_context_ends_a_rollout_with_its_turns_kept_and_scored() -> None:
