@@ -59,6 +59,14 @@ class Checkpoints:
             )
         return path
 
+    def rank(self, step: int) -> int:
+        """The rank of the adapter of a complete step. Raises CheckpointError when it is damaged."""
+        file = self.path(step) / ADAPTER[0]
+        try:
+            return int(json.loads(file.read_bytes())["r"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{file} is damaged ({error}): use another checkpoint.") from error
+
     def write(self, step: int, save: Callable[[Path], None]) -> Path:
         """Let `save(folder)` fill a temporary folder, then make it the checkpoint of `step`, atomically and durably.
 

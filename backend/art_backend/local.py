@@ -288,8 +288,9 @@ class LocalBackend:
         # Before the engine: Unsloth is to be imported before Transformers.
         trainer = await in_own_thread(make_trainer, self._trainer, self._max_model_len)
         checkpoints = Checkpoints(folder / "checkpoints")
-        run = Run(folder, model.base_model, checkpoints, trainer, await self._engine(model.base_model))
         newest = await asyncio.to_thread(checkpoints.newest)
+        rank = self.adapter.r if newest is None else max(self.adapter.r, checkpoints.rank(newest))
+        run = Run(folder, model.base_model, checkpoints, trainer, await self._engine(model.base_model, rank))
         await in_own_thread(trainer.load, model.base_model, self.adapter, self.seed)
         if newest is None:
             await in_own_thread(checkpoints.write, 0, trainer.save)
@@ -300,8 +301,9 @@ class LocalBackend:
         await run.publish(model)
         return run
 
-    async def _engine(self, base_model: str) -> InferenceEngine:
-        """One engine a base model, shared by all models trained on it. Raises ConfigError when the one given has another."""
+    async def _engine(self, base_model: str, lora_rank: int) -> InferenceEngine:
+        """One engine a base model, shared by all models trained on it; `lora_rank` is what a new one must take. Raises
+        ConfigError when the one given has another base model."""
         if (shared := self._shared_engine) is not None:
             if await asyncio.to_thread(lambda: resolve(shared.base_model) != resolve(base_model)):
                 raise ConfigError(f"The engine serves {shared.base_model}, the model is trained on {base_model}.")
@@ -314,7 +316,7 @@ class LocalBackend:
                 base_model,
                 max_batch_size=self._max_batch_size,
                 max_model_len=self._max_model_len,
-                lora_rank=self.adapter.r,
+                lora_rank=lora_rank,
             )
             await engine.start()
             self._engines[base_model] = engine

@@ -19,7 +19,9 @@ import psutil
 import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 
-from art_backend.vllm import VLLMEngine, find_interpreter
+import art_core as art
+from art_backend import AdapterConfig, LocalBackend
+from art_backend.vllm import VLLMEngine, VLLMOptions, find_interpreter
 from art_backend.vllm.command import rank_for
 from art_backend.vllm.interpreter import VARIABLE
 from art_backend.vllm.waiting import phase
@@ -400,3 +402,16 @@ async def test_stand_in_gives_up_holding(monkeypatch: pytest.MonkeyPatch) -> Non
         held.release()
     with pytest.raises(EngineError, match="cannot listen"):
         standin.StandIn("192.0.2.1")
+
+
+async def test_a_run_is_resumed_with_an_adapter_of_higher_rank_than_that_of_new_ones(
+    faults: Callable[[str], None], tiny_llama: Path, tmp_path: Path
+) -> None:
+    def agent() -> art.TrainableModel:
+        return art.TrainableModel(name="agent", project="p", base_model=str(tiny_llama), base_path=tmp_path)
+
+    async with LocalBackend(engine="transformers", adapter=AdapterConfig(r=32, alpha=32)) as wide:
+        await agent().register(wide)
+    options = VLLMOptions(python=sys.executable, log_file=tmp_path / "vllm.log")
+    async with LocalBackend(engine=options, adapter=AdapterConfig(r=4, alpha=8)) as local:
+        await agent().register(local)
