@@ -37,8 +37,11 @@ def teach(base: Path, folder: Path, text: str) -> list[int]:
     reply = [*tokenizer.encode(text, add_special_tokens=False), 2]
     ids = torch.tensor([[*tokenizer.encode("Paint", add_special_tokens=False), *reply]])
     optimizer = torch.optim.Adam(model.train().parameters(), lr=1e-2)
-    for _ in range(80):
-        model(input_ids=ids, labels=ids).loss.backward()
+    for _ in range(500):
+        loss = model(input_ids=ids, labels=ids).loss
+        if loss < 0.01:  # by heart, whatever the machine
+            break
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(str(folder))
