@@ -60,25 +60,36 @@ async def engine_round(engine: InferenceEngine, shape: Shape, number: int) -> di
 
 
 async def swap_under_load(engine: InferenceEngine, adapter: Path, shape: Shape) -> dict[str, float | int]:
-    """Publish `adapter` while `shape.rows` rollouts are under way: seconds from the order until it is served and until its
-    first token is there, the requests that failed, and how many were still under way at that token."""
+    """Publish `adapter` while `shape.rows` rollouts are under way, each with its first token: seconds from the order until it
+    is served and until its own first token is there, the requests that failed, and how many were still under way then."""
     async with _client(engine) as client:
         prompts = shape.prompts("Swap. ")
-        await client.post("/chat/completions", json=_body(prompts[0], 1))  # the common beginning is in the cache
+        begun = [asyncio.Event() for _ in prompts]
         asking = [
-            asyncio.ensure_future(client.post("/chat/completions", json=_body(t, 4 * shape.new))) for t in prompts
+            asyncio.create_task(_stream(client, _body(text, 4 * shape.new), event))
+            for text, event in zip(prompts, begun, strict=True)
         ]
-        await asyncio.sleep(3.0)
+        for event in begun:
+            await event.wait()
         started = time.perf_counter()
         await engine.publish("bench@1", adapter)
         served = time.perf_counter() - started
         new = await client.post("/chat/completions", json=_body("Name a colour.", 1, "bench@1"))
         first_token = time.perf_counter() - started
         under_way = sum(not task.done() for task in asking)
-        statuses = [new.status_code, *[reply.status_code for reply in await asyncio.gather(*asking)]]
+        statuses = [new.status_code, *await asyncio.gather(*asking)]
     return {
         "served_s": round(served, 3),
         "first_token_s": round(first_token, 3),
         "failed": sum(status != 200 for status in statuses),
         "under_way": under_way,
     }
+
+
+async def _stream(client: httpx.AsyncClient, body: dict[str, Any], begun: asyncio.Event) -> int:
+    """Ask and read to the end; `begun` is set at the first token. Returns the status."""
+    async with client.stream("POST", "/chat/completions", json=body | {"stream": True}) as reply:
+        async for _ in reply.aiter_lines():
+            begun.set()
+    begun.set()
+    return reply.status_code

@@ -79,6 +79,13 @@ def test_the_environment_of_another_interpreter_is_not_mixed_with_ours() -> None
     assert "key" not in " ".join(command(CPU, OPTIONS, "127.0.0.1", 99))
 
 
+def test_a_small_machine_computes_with_all_of_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, reserved in ((2, "0"), (8, None)):
+        monkeypatch.setattr("os.cpu_count", lambda count=count: count)
+        assert environment(CPU, OPTIONS, "k", {}).get("VLLM_CPU_NUM_OF_RESERVED_CPU") == reserved
+    assert environment(CPU, OPTIONS, "k", {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"})["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "1"
+
+
 def test_what_the_engine_sets_itself_is_refused() -> None:
     with pytest.raises(ConfigError, match="--served-model-name"):
         replace(OPTIONS, extra_args=("--served-model-name", "x"))

@@ -18,6 +18,8 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that `--max-lora-rank` takes."""
 PARSER_OF_REQUIRED_CALLS = "hermes"
 """vLLM wants one before it takes `tool_choice`; a call that is forced is sampled by a grammar, so any will do."""
+SMALL_MACHINE = 2
+"""CPUs, up to which the scheduler of vLLM's CPU build gets none of its own: it would be half of the machine."""
 _RESERVED = frozenset(
     ("--model", "--served-model-name", "--port", "--host", "--uds", "--api-key", "--middleware", "--chat-template")
 )
@@ -110,6 +112,8 @@ def environment(interpreter: Interpreter, options: Options, api_key: str, base: 
     }
     if interpreter.cpu_build:
         result.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default half of the machine's memory
+        if (os.cpu_count() or 1) <= SMALL_MACHINE:
+            result.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")  # by default one core computes nothing
     inherited = base.get("PYTHONPATH", "") if interpreter.python == Path(sys.executable) else ""
     result["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INSIDE), inherited)))
     return result
