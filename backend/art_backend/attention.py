@@ -22,25 +22,23 @@ from art_core.errors import TrainingError
 NAME = "art_trie"
 
 
-def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float | None
-) -> torch.Tensor:
-    """`query` (1, HQ, N, D), `key` and `value` (1, H, N, D) -> (1, HQ, N, D)."""
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    """`query` (H, N, G, D) of the G heads that share each of H key heads, `key` and `value` (H, N, D) -> (H, N, G, D)."""
     if query.device.type == "cpu" and query.dtype == torch.bfloat16:
         return attend_by_products(query, key, value, layout, scale)
-    heads, dim = key.shape[1], key.shape[3]
+    groups = query.shape[2]
     parts = []
     for tile in layout.tiles:
-        queries = query[:, :, tile.start : tile.stop].reshape(1, heads, -1, dim)  # (1, H, G * T, D)
+        bias = torch.nn.functional.pad(tile.bias, (tile.common, 0)).repeat_interleave(groups, dim=0)
         part = torch.nn.functional.scaled_dot_product_attention(
-            queries,
-            gather(key, tile.keys),
-            gather(value, tile.keys),
-            attn_mask=tile.bias,
+            query[None, :, tile.start : tile.stop].flatten(2, 3),
+            gather(key, tile.keys)[None],
+            gather(value, tile.keys)[None],
+            attn_mask=bias,
             scale=scale,
         )
-        parts.append(part.reshape(1, query.shape[1], -1, dim))
-    return torch.cat(parts, dim=2)
+        parts.append(part.view(part.shape[1], -1, groups, part.shape[3]))
+    return torch.cat(parts, dim=1)
 
 
 def _forward(
@@ -65,7 +63,10 @@ def _forward(
         raise TrainingError(
             f"{kind} attends to a window of {sliding_window} tokens, but a sequence has {trie.depth}: shorten the prompts."
         )
-    return attend(query, key, value, trie, scaling).transpose(1, 2), None
+    heads, count, width = key.shape[1:]
+    by_head = query.view(heads, -1, count, width).transpose(1, 2)
+    out = attend(by_head, key[0], value[0], trie, width**-0.5 if scaling is None else scaling)
+    return out.transpose(0, 1).flatten(1, 2)[None], None
 
 
 def use_trie_attention(model: Any) -> None:

@@ -2,7 +2,8 @@
 
 The row is cut into tiles of consecutive queries. A row is in depth-first order, so a tile lies in few branches, and what
 its queries may see is a few slices of the row; the keys between (other branches, and all that comes later) are never
-touched. One code path serves prompts, long turns and runs of short siblings.
+touched. All queries of a tile see its first keys, their common ancestors, and only for the others there is a mask: so
+masks grow with the row, not with its square. One code path serves prompts, long turns and runs of short siblings.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ TILE = 128
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries `start` to `stop` (T) of a row, the `keys` (slices of the row, K tokens) that some of them see, and the
-    `bias` (G * T, K) that is 0 where they do and -inf elsewhere, once for each of the G query heads of a key head."""
+    """Queries `start` to `stop` (T) of a row, the `keys` (slices of the row, K tokens) that some of them see, how many of
+    the first keys are `common` to all of them, and for the others the `bias` (T, K - common): 0 where a query sees a key,
+    else -inf."""
 
     start: int
     stop: int
     keys: tuple[slice, ...]
+    common: int
     bias: torch.Tensor
+
+    @property
+    def pairs(self) -> int:
+        """T * K."""
+        return (self.stop - self.start) * (self.common + self.bias.shape[1])
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,8 @@ class Layout:
     depth: int
 
 
-def lay_out(row: Row, groups: int, dtype: torch.dtype, device: torch.device, tile: int = TILE) -> Layout:
-    """The attention pattern of `row`, for queries of `dtype` of which `groups` heads share a key head."""
+def lay_out(row: Row, dtype: torch.dtype, device: torch.device, tile: int = TILE) -> Layout:
+    """The attention pattern of `row`, for queries of `dtype`."""
     segment = np.repeat(np.arange(len(row.segments)), [len(s) for s in row.segments])  # (N) of each token
     sees = np.eye(len(row.segments), dtype=bool)  # [segment, ancestor or itself]
     for index, own in enumerate(row.segments):
@@ -53,8 +61,11 @@ def lay_out(row: Row, groups: int, dtype: torch.dtype, device: torch.device, til
         seen = np.flatnonzero(sees[segment[start] : segment[queries[-1]] + 1].any(axis=0))
         keys = np.flatnonzero(np.isin(segment[: queries[-1] + 1], seen))
         visible = sees[segment[queries][:, None], segment[keys]] & (keys <= queries[:, None])
-        bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), -torch.inf)
-        tiles.append(Tile(start, int(queries[-1]) + 1, tuple(_slices(keys)), bias.repeat(groups, 1).to(device)))
+        masked = np.flatnonzero(~visible.all(axis=0))
+        common = int(masked[0]) if len(masked) else len(keys)
+        hidden = torch.from_numpy(~visible[:, common:])
+        bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).to(device)
+        tiles.append(Tile(start, int(queries[-1]) + 1, tuple(_slices(keys)), common, bias))
     return Layout(tuple(tiles), int(row.positions.max()) + 1)
 
 
@@ -66,6 +77,6 @@ def _slices(indices: np.ndarray[Any, Any]) -> Iterator[slice]:
 
 
 def gather(states: torch.Tensor, keys: tuple[slice, ...]) -> torch.Tensor:
-    """The `keys` of `states` (1, H, N, D), one after the other."""
-    parts = [states[:, :, part] for part in keys]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    """The `keys` of `states` (H, N, D), one after the other."""
+    parts = [states[:, part] for part in keys]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -1,51 +1,142 @@
-"""A LoRA linear layer as one autograd function: the same numbers as PEFT's, with less memory traffic.
+"""LoRA linear layers as one autograd function: the same numbers as PEFT's, with less memory traffic.
 
 y = x W' + s (x A') B'. Composed from modules, that writes and reads full-size intermediates for the low-rank product, its
 scaling and the sum, forward and backward. Here the low-rank product is accumulated into the output, the scale goes into
-the same product, and only x and x A' are kept for the backward pass. It computes in the precision of x, as PEFT does under
-autocast: A and B stay float32, and so do their gradients where they add up, but in bfloat16 each product is rounded.
+the same product, and only x and x A' are kept for the backward pass. Layers that read the same x share the products with
+it, and their gradients of x add up in place. It computes in the precision of x, as PEFT does under autocast: A and B stay
+float32, and so do their gradients where they add up, but in bfloat16 each product is rounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import linear
 
 
-class _LoraLinear(torch.autograd.Function):
-    """Shapes: x (N, I), weight (O, I), bias (O) or None, a (R, I), b (O, R); the result (N, O) has the dtype of x."""
+class Projection(NamedTuple):
+    """weight (O, I), bias (O) or None, a (R, I) and b (O, R) or None where the layer has no adapter, and its scale."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    a: torch.Tensor | None
+    b: torch.Tensor | None
+    scale: float
+
+
+TENSORS = 4
+"""Of a projection."""
+Scales = tuple[float, ...]
+Gradients = list[torch.Tensor | None]
+
+
+def tensors(projections: Sequence[Projection]) -> tuple[torch.Tensor | None, ...]:
+    """What an autograd function has to be given one by one."""
+    return tuple(each for p in projections for each in (p.weight, p.bias, p.a, p.b))
+
+
+def projections(scales: Scales, flat: Sequence[Any]) -> list[Projection]:
+    """The inverse of `tensors`."""
+    parts = [flat[TENSORS * i : TENSORS * (i + 1)] for i in range(len(scales))]
+    return [Projection(w, bias, a, b, scale) for (w, bias, a, b), scale in zip(parts, scales, strict=True)]
+
+
+def project(x: torch.Tensor, layers: Sequence[Projection]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """What the layers make of x (N, I), each (N, O), and x A' of all their adapters side by side; None: no adapter."""
+    down = _down(layers, x.dtype)
+    low = None if down is None else x @ down.t()
+    out, at = [], 0
+    for weight, bias, a, b, scale in layers:
+        y = linear(x, weight, bias)
+        if low is not None and a is not None and b is not None:
+            y.addmm_(low[:, at : at + len(a)], b.to(x.dtype).t(), alpha=scale)
+            at += len(a)
+        out.append(y)
+    return out, low
+
+
+def project_back(
+    grads: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    low: torch.Tensor | None,
+    layers: Sequence[Projection],
+    needs_x: bool,
+) -> tuple[torch.Tensor | None, Gradients]:
+    """The gradient of x, and those of the layers' `tensors`, for the gradients (N, O) of their outputs."""
+    d_low: list[torch.Tensor] = []
+    made: Gradients = []
+    at = 0
+    for dy, (_, _, a, b, scale) in zip(grads, layers, strict=True):
+        d_b = None
+        if low is not None and a is not None and b is not None:
+            d_low.append((dy @ b.to(x.dtype)).mul_(scale))
+            d_b = (dy.t() @ low[:, at : at + len(a)]).to(b.dtype).mul_(scale)
+            at += len(a)
+        made += [None, None, None, d_b]
+    dx = None
+    if needs_x:
+        dx = grads[0] @ layers[0].weight
+        for dy, layer in zip(grads[1:], layers[1:], strict=True):
+            dx.addmm_(dy, layer.weight)
+    down = _down(layers, x.dtype)
+    if down is not None:
+        whole = d_low[0] if len(d_low) == 1 else torch.cat(d_low, dim=1)
+        if dx is not None:
+            dx.addmm_(whole, down)
+        d_down = whole.t() @ x
+        at = 0
+        for index, layer in enumerate(layers):
+            if layer.a is not None:
+                made[TENSORS * index + 2] = d_down[at : at + len(layer.a)].to(layer.a.dtype)
+                at += len(layer.a)
+    return dx, made
+
+
+def _down(layers: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor | None:
+    """All A, one below the other."""
+    parts = [layer.a for layer in layers if layer.a is not None]
+    return torch.cat(parts).to(dtype) if parts else None
+
+
+class _Linear(torch.autograd.Function):
+    """Shapes: x (N, I); the result (N, O) has the dtype of x."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, a: torch.Tensor, b: torch.Tensor, scale: float
-    ) -> Any:
-        low = x @ a.to(x.dtype).t()
-        ctx.save_for_backward(x, low, weight, a, b)
-        ctx.scale = scale
-        return linear(x, weight, bias).addmm_(low, b.to(x.dtype).t(), alpha=scale)
+    def forward(ctx: Any, x: torch.Tensor, scales: Scales, *flat: Any) -> Any:
+        (y,), low = project(x, projections(scales, flat))
+        ctx.save_for_backward(x, low, *flat)
+        ctx.scales = scales
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        x, low, weight, a, b = ctx.saved_tensors
-        (dy,) = grads
-        dlow = (dy @ b.to(x.dtype)).mul_(ctx.scale)
-        db = (dy.t() @ low).to(b.dtype).mul_(ctx.scale)
-        da = (dlow.t() @ x).to(a.dtype)
-        dx = (dy @ weight).addmm_(dlow, a.to(x.dtype)) if ctx.needs_input_grad[0] else None
-        return dx, None, None, da, db, None
+        x, low, *flat = ctx.saved_tensors
+        dx, made = project_back(grads, x, low, projections(ctx.scales, flat), ctx.needs_input_grad[0])
+        return dx, None, *made
+
+
+def _projection(layer: Any, adapter: str) -> Projection:
+    base, a, b = layer.base_layer, layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+    return Projection(base.weight, base.bias, a, b, layer.scaling[adapter])
 
 
 def _forward(layer: Any, adapter: str, x: torch.Tensor) -> torch.Tensor:
-    base = layer.base_layer
-    flat = x.reshape(-1, x.shape[-1])
-    a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-    y = _LoraLinear.apply(  # type: ignore[no-untyped-call]
-        flat, base.weight, base.bias, a, b, layer.scaling[adapter]
-    )
+    own = _projection(layer, adapter)
+    y = _Linear.apply(x.reshape(-1, x.shape[-1]), (own.scale,), *tensors([own]))  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
+
+
+def as_projection(layer: Any) -> Projection | None:
+    """What `layer` computes, when that is a frozen linear layer, or one with an adapter that `fuse_lora` has fused."""
+    forward = layer.__dict__.get("forward")
+    if isinstance(forward, partial) and forward.func is _forward:
+        return _projection(*forward.args)
+    if type(layer) is torch.nn.Linear and not (layer.weight.requires_grad and torch.is_grad_enabled()):
+        return Projection(layer.weight, layer.bias, None, None, 0.0)
+    return None
 
 
 def fuse_lora(model: Any, adapter: str = "default") -> None:

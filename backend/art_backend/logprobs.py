@@ -30,19 +30,22 @@ class _Logprobs(torch.autograd.Function):
         values = head(states)  # (R, V): logits that become probabilities
         entropy = torch.empty(len(values), device=values.device)
         logprob, untempered = (torch.empty(len(index), device=values.device) for _ in range(2))
-        size = BLOCK if values.device.type == "cpu" else len(values)
+        size = min(BLOCK, len(values)) if values.device.type == "cpu" else len(values)
+        space = [torch.empty(size, values.shape[1], device=values.device) for _ in range(2)]
         for start in range(0, len(values), size):
             rows = slice(start, start + size)
             ours = (index >= start) & (index < start + size)
             at = index[ours] - start, target[ours]
-            logits = values[rows].float()
+            logits, probabilities = (each[: len(values[rows])] for each in space)
+            logits.copy_(values[rows])
             if temperature is not None:
-                untempered[ours] = logits.log_softmax(-1)[at]
-                logits = logits / temperature[rows, None]
-            logprobs = logits.log_softmax(-1)
-            logprob[ours] = logprobs[at]
-            probabilities = logprobs.exp()
-            entropy[rows] = -torch.linalg.vecdot(probabilities, logprobs)
+                untempered[ours] = logits[at] - logits.logsumexp(-1)[at[0]]
+                logits /= temperature[rows, None]
+            torch.softmax(logits, -1, out=probabilities)
+            top, top_logprob = logits.amax(-1), probabilities.amax(-1).log()
+            logprob[ours] = (logits[at] - top[at[0]]) + top_logprob[at[0]]
+            mean = torch.bmm(probabilities[:, None], logits[:, :, None])[:, 0, 0]
+            entropy[rows] = (top - mean) - top_logprob
             values[rows] = probabilities
         if temperature is None:
             untempered.copy_(logprob)

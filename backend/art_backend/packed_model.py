@@ -64,8 +64,6 @@ class PackedModel:
         self.model, self.decoder, self.head = model, model.get_decoder(), model.get_output_embeddings()
         name = f"{type(model).__name__} (model type {model.config.model_type!r})"
         try:
-            heads = model.config.num_attention_heads
-            self.groups: int = heads // (getattr(model.config, "num_key_value_heads", None) or heads)
             sequences = self._example()
             use_trie_attention(model)
             fuse_layers(model)
@@ -126,7 +124,7 @@ class PackedModel:
             input_ids=torch.from_numpy(row.token_ids)[None].to(self.device),
             position_ids=torch.from_numpy(row.positions)[None].to(self.device),
             use_cache=False,
-            trie=lay_out(row, self.groups, self.model.dtype, self.device),
+            trie=lay_out(row, self.model.dtype, self.device),
         )
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 

@@ -24,14 +24,18 @@ def recomputed(decoder: Any, on: bool = True) -> Iterator[None]:
     Transformers' own switch has no effect here: it asks for training mode, and the model stays in eval mode.
     """
     layers = decoder_layers(decoder) if on else []
+    own = [layer.__dict__.get("forward") for layer in layers]
     for layer in layers:
         again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)  # nothing is random
         layer.__dict__["forward"] = again  # shadows the class's method
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.__dict__["forward"]
+        for layer, forward in zip(layers, own, strict=True):
+            if forward is None:
+                del layer.__dict__["forward"]
+            else:
+                layer.__dict__["forward"] = forward
 
 
 class KeptBytes(torch.autograd.graph.saved_tensors_hooks):

@@ -120,7 +120,7 @@ def test_loss_01_packed_segments_have_the_logits_they_have_alone() -> None:
             input_ids=torch.from_numpy(row.token_ids)[None],
             position_ids=torch.from_numpy(row.positions)[None],
             use_cache=False,
-            trie=lay_out(row, 2, torch.float32, torch.device("cpu"), tile=4),
+            trie=lay_out(row, torch.float32, torch.device("cpu"), tile=4),
         ).logits[0]
         assert {prefix(row, i) for i in range(len(row))} == {tuple(t[:i]) for t in batch for i in range(1, len(t) + 1)}
         for position in range(len(row)):

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
-from art_backend.attention import attend
+from art_backend.adapter_files import linear_names
+from art_backend.attention import attend, use_trie_attention
 from art_backend.attention_layout import lay_out
 from art_backend.attention_products import attend_by_products
 from art_backend.fused_layers import fuse_layers
+from art_backend.fused_lora import fuse_lora
 from art_backend.logprobs import BLOCK, token_logprobs
+from art_backend.packed_model import PackedModel
 from art_backend.packing import Row, pack
+from art_backend.protocols import TrainSequence
+from art_backend.recompute import KeptBytes
 from art_backend.trie import build_trie
 from tests.backend.packed_reference import SHAPE, long_batch, mixed_batch, tiny_model
 
@@ -39,14 +48,13 @@ def visible(row: Row) -> torch.Tensor:
 def states(row: Row, dtype: torch.dtype) -> list[torch.Tensor]:
     """Query, key and value."""
     draw = torch.Generator().manual_seed(0)
-    shapes = [(1, heads, len(row), WIDTH) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    shapes = [(KEY_HEADS, len(row), HEADS // KEY_HEADS, WIDTH), *[(KEY_HEADS, len(row), WIDTH)] * 2]
     return [torch.randn(shape, generator=draw).to(dtype).requires_grad_() for shape in shapes]
 
 
 def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    key, value = (part.repeat_interleave(HEADS // KEY_HEADS, dim=1) for part in (key, value))
-    scores = query @ key.transpose(2, 3) / WIDTH**0.5
-    return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
+    scores = torch.einsum("hngd,hkd->hgnk", query, key) / WIDTH**0.5
+    return torch.einsum("hgnk,hkd->hngd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
 
 
 @pytest.mark.parametrize("batch", ["mixed", "long"])
@@ -63,9 +71,9 @@ def test_attention_over_a_row_is_attention_under_its_mask(
     batch: str, tile: int, function: type, dtype: torch.dtype, tolerance: float
 ) -> None:
     row = row_of(batch)
-    layout = lay_out(row, HEADS // KEY_HEADS, dtype, torch.device("cpu"), tile=tile)
+    layout = lay_out(row, dtype, torch.device("cpu"), tile=tile)
     own, expected = states(row, dtype), [part.detach().float().requires_grad_() for part in states(row, dtype)]
-    out, reference = function(*own, layout, None), plain(*expected, visible(row))
+    out, reference = function(*own, layout, WIDTH**-0.5), plain(*expected, visible(row))
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     out.backward(direction.to(dtype))
     reference.backward(direction)
@@ -112,27 +120,79 @@ def test_logprobs_and_entropy_are_those_of_a_softmax(
     assert not entropy.requires_grad
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_masks_do_not_grow_with_the_square_of_a_row() -> None:
+    masks = []
+    for length in (1000, 4000):
+        (row,) = pack(build_trie([TrainSequence((1,) * length, (-1.0,), 1.0)]), 8000)
+        layout = lay_out(row, torch.float32, torch.device("cpu"))
+        masks.append(sum(tile.bias.numel() for tile in layout.tiles) / len(row))
+    assert masks[1] == pytest.approx(masks[0], rel=0.05)
+
+
+def with_adapter(kind: str, dtype: torch.dtype) -> Any:
+    """A PEFT model of `dtype` with a float32 adapter; the adapter and biases change what it computes."""
+    model = tiny_model(kind)
+    torch.manual_seed(0)
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=6, target_modules=linear_names(model))).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name or name.endswith("bias"):
+                parameter.normal_(std=0.2)
+    adapted.to(dtype)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+    return adapted
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
 def test_fused_layers_are_the_layers(kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    plain_model, model = tiny_model(kind), tiny_model(kind).to(dtype).requires_grad_(False)
-    fuse_layers(model)
-    places = [name for name, layer in model.named_modules() if "forward" in layer.__dict__]
-    assert sum(name.endswith("norm") for name in places) == {"llama": 5, "qwen3": 9}[kind]
-    assert sum(name.endswith("mlp") for name in places) == 2
-    for name in places:
-        layer, reference = model.get_submodule(name), plain_model.get_submodule(name)
-        width = getattr(reference, "weight", torch.empty(SHAPE["hidden_size"])).shape[-1]
-        own = torch.randn(1, 6, width, generator=torch.Generator().manual_seed(2)).to(dtype).requires_grad_()
-        expected = own.detach().float().requires_grad_()
-        out, plain_out = layer(own), reference(expected)
-        direction = torch.randn(plain_out.shape, generator=torch.Generator().manual_seed(3))
-        out.backward(direction.to(dtype))
-        plain_out.backward(direction)
-        for ours, theirs in ((out, plain_out), (own.grad, expected.grad)):
-            assert ours is not None
-            assert theirs is not None
-            assert ((ours.float() - theirs).norm() / theirs.norm()).item() < tolerance, name
+    """Output and all gradients of a decoder layer on a branching row, against Transformers and PEFT in float32."""
+    row = row_of("mixed")
+    plain_model, model = with_adapter(kind, torch.float32), with_adapter(kind, dtype)
+    use_trie_attention(model)
+    fuse_layers(model.base_model.model)
+    fuse_lora(model)
+    mask = torch.zeros(len(row), len(row)).masked_fill_(~visible(row), -torch.inf)[None, None]
+    ids = torch.from_numpy(row.positions)[None]
+    start = torch.randn(1, len(row), SHAPE["hidden_size"], generator=torch.Generator().manual_seed(2))
+    direction = torch.randn(start.shape, generator=torch.Generator().manual_seed(3))
+    results = []
+    for each, options in ((model, {"trie": lay_out(row, dtype, torch.device("cpu"))}), (plain_model, {})):
+        decoder = each.get_base_model().get_decoder()
+        x = start.to(each.dtype).requires_grad_()
+        positions = decoder.rotary_emb(x, position_ids=ids)
+        out = decoder.layers[0](x, attention_mask=None if options else mask, position_embeddings=positions, **options)
+        out.backward(direction.to(out.dtype))
+        grads = {n: p.grad for n, p in each.named_parameters() if "layers.0" in n and p.requires_grad}
+        assert len(grads) == 14
+        results.append({"out": out, "x": x.grad} | grads)
+    assert isinstance(model.get_base_model().get_decoder().layers[0].__dict__["forward"], partial)
+    for name, expected in results[1].items():
+        ours = results[0][name]
+        assert ours is not None
+        assert expected is not None
+        assert ((ours.float() - expected).norm() / expected.norm()).item() < tolerance, name
+
+
+def test_a_fused_layer_keeps_less() -> None:
+    """Of a layer on 60 tokens: what each half reads, what attention sees and gives, gate, up and the low-rank products."""
+    model = with_adapter("llama", torch.bfloat16)
+    use_trie_attention(model)
+    fuse_layers(model.base_model.model)
+    fuse_lora(model)
+    row, decoder = row_of("mixed"), model.get_base_model().get_decoder()
+    x = torch.randn(1, len(row), SHAPE["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
+    positions = decoder.rotary_emb(x, position_ids=torch.from_numpy(row.positions)[None])
+    layout = lay_out(row, torch.bfloat16, torch.device("cpu"))
+    kept = KeptBytes(model)
+    with kept:
+        decoder.layers[0](x, attention_mask=None, position_embeddings=positions, trie=layout)
+    width, inner = SHAPE["hidden_size"], SHAPE["intermediate_size"]
+    low, norms = 7 * 4, 2 * 2
+    print(kept.total, 2 * len(row) * (5 * width + 2 * inner + low + norms))
+    assert kept.total <= 2 * len(row) * (5 * width + 2 * inner + low + norms) * 1.1
 
 
 def test_layers_of_another_formula_keep_it() -> None:
@@ -142,14 +202,16 @@ def test_layers_of_another_formula_keep_it() -> None:
     model.model.layers[0].mlp.act_fn = torch.nn.GELU()  # half its input near 0, as SiLU
     with torch.no_grad():
         model.model.layers[0].mlp.gate_proj.weight.mul_(0.01)
+    use_trie_attention(model)
     fuse_layers(model)
-    assert "forward" not in model.model.layers[0].mlp.__dict__
-    assert "forward" in model.model.layers[1].mlp.__dict__
+    assert "forward" not in model.model.layers[0].__dict__
+    assert "forward" in model.model.layers[1].__dict__
     assert torch.equal(norm(torch.ones(1, 1, 32)), 2 * torch.ones(1, 1, 32))
 
 
 def test_a_norm_that_is_trained_has_a_gradient() -> None:
     model = tiny_model()
-    fuse_layers(model)
-    model.model.norm(torch.ones(1, 2, 32)).sum().backward()
-    assert model.model.norm.weight.grad is not None
+    packed = PackedModel(model)
+    packed.backward(row_of("mixed"), lambda scores: scores.logprob)
+    for norm in (model.model.norm, model.model.layers[0].input_layernorm, model.model.layers[1].self_attn.q_proj):
+        assert norm.weight.grad is not None
