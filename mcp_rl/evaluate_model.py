@@ -56,7 +56,6 @@ def parse_model(text: str) -> Candidate:
     folder = RunFolder(Path(name))
     if not folder.model_folder.is_dir() or (recorded := folder.read_config()) is None:  # a model has a config.json too
         return Candidate(text)
-    from art_backend.adapter_files import read_adapter
     from art_backend.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(folder.model_folder / "checkpoints")
@@ -68,8 +67,7 @@ def parse_model(text: str) -> Candidate:
     version = int(step) if step else steps[-1]
     options = {name: value for name, value in recorded.items() if name in TrainConfig.model_fields}
     config = TrainConfig.model_validate(options)  # the record says more: versions, when it began
-    adapter = checkpoints.path(version)
-    rank = read_adapter(adapter).shape.r
+    adapter, rank = checkpoints.path(version), checkpoints.rank(version)
     return Candidate(config.model, adapter, rank, version, config.rollout(), config.concurrency)
 
 
