@@ -30,6 +30,8 @@ __all__ = [
 HUB_SECONDS = 15.0
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 """Weights only as safetensors: nothing that has to be unpickled is ever fetched."""
+TWICE = ["consolidated*"]
+"""Mistral's releases hold their weights in a second form."""
 
 
 def is_default(name: str) -> bool:
@@ -71,7 +73,7 @@ def _from_hub(name: str) -> Path:
     try:
         # A bounded question first: snapshot_download alone would retry an unreachable hub file by file.
         HfApi().model_info(name, timeout=HUB_SECONDS)
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=TWICE))
     except GatedRepoError as error:
         raise ModelError(
             f"The model {name!r} is gated: accept its terms on its page, then run `hf auth login`."
@@ -90,7 +92,7 @@ def _from_hub_cache(name: str, cause: Exception) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=TWICE, local_files_only=True))
     except OSError:
         raise ModelError(
             f"The model {name!r} is not in the local cache and the Hugging Face hub cannot be reached "

@@ -46,6 +46,7 @@ def test_sampling_is_that_of_the_policy() -> None:
     assert flags(line)["--generation-config"] == "vllm"
     assert flags(line)["--logprobs-mode"] == "processed_logprobs"
     assert flags(line)["--chat-template"] == "/t"
+    assert flags(line)["--tokenizer-mode"] == "hf"
     assert {"--enable-lora", "--no-enable-chunked-prefill"} <= set(line)
 
 

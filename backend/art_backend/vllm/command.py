@@ -73,6 +73,8 @@ def command(interpreter: Interpreter, options: Options, host: str, port: int) ->
         "--max-cpu-loras": options.max_adapters,
         "--chat-template": options.template,
         "--chat-template-content-format": "string",
+        # Else, where Mistral's own files lie beside the others, its tokenizer is taken, which knows no templates.
+        "--tokenizer-mode": "hf",
         "--tool-call-parser": options.tool_call_parser or PARSER_OF_REQUIRED_CALLS,
         # The model's own sampling defaults (top-k 20, say) would bend the policy that is trained.
         "--generation-config": "vllm",
