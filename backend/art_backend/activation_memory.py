@@ -13,7 +13,9 @@ from typing import Literal
 
 import torch
 
+from art_backend.attention import uses_products
 from art_backend.attention_layout import TILE
+from art_backend.logprobs import BLOCK
 from art_backend.packed_model import CHUNK, PackedModel
 from art_backend.packing import Row, pack
 from art_backend.protocols import TrainSequence
@@ -25,8 +27,6 @@ SAMPLE = 64
 """Tokens of the measured pass."""
 SHARE = 0.8
 """Of the available memory that a step may plan with: the allocator and the backward pass need room of their own."""
-LOGITS = 2
-"""Float32 copies of a chunk's logits that its probabilities and their gradient take at most."""
 CGROUPS = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -49,11 +49,18 @@ def activation_bytes(packed: PackedModel, rows: Iterable[Row], per_token: float)
     of_a_key = 2 * kv_heads * width * packed.model.dtype.itemsize * config.num_hidden_layers
 
     def gathered(row: Row) -> float:
-        """Keys that tiles copy together; a row without branches is read in place."""
-        return float((row.positions + 1).sum()) / TILE if len(row.segments) > 1 else 0.0
+        """Keys that tiles copy together and keep; a row without branches is read in place, whole products keep none."""
+        branches = len(row.segments) > 1 and not uses_products(packed.device, packed.model.dtype)
+        return float((row.positions + 1).sum()) / TILE if branches else 0.0
 
     largest = max((len(row) * per_token + gathered(row) * of_a_key for row in rows), default=0.0)
-    return int(largest) + LOGITS * 4 * CHUNK * packed.vocabulary
+    return int(largest) + logits_bytes(packed)
+
+
+def logits_bytes(packed: PackedModel) -> int:
+    """A chunk's logits, which become probabilities and their gradient in place, and the float32 room for that."""
+    rows = BLOCK if packed.device.type == "cpu" else CHUNK
+    return (CHUNK * packed.model.dtype.itemsize + 2 * rows * 4) * packed.vocabulary  # type: ignore[no-any-return]
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -1,8 +1,8 @@
 """Attention over a packed row: every token sees its ancestors in the trie and itself, nothing else.
 
 It is computed a tile of queries at a time (`attention_layout`), so the cost follows tokens x depth instead of the square
-of the row. The query heads that share a key head are laid side by side as more queries of it, instead of repeating keys
-and values. Torch's own fused attention computes a tile, but for bfloat16 on a CPU (`attention_products`).
+of the row. The query heads that share a key head lie beside each other, and keys and values are not repeated for them.
+Torch's own fused attention computes a tile, but for bfloat16 on a CPU (`attention_products`).
 
 Layers call this through Transformers' attention interface. A name without a mask function makes Transformers build no
 mask of its own, so position ids that jump between branches are not taken for packed sequences; that is asserted.
@@ -22,22 +22,24 @@ from art_core.errors import TrainingError
 NAME = "art_trie"
 
 
+def uses_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention is computed as whole products."""
+    return device.type == "cpu" and dtype == torch.bfloat16
+
+
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     """`query` (H, N, G, D) of the G heads that share each of H key heads, `key` and `value` (H, N, D) -> (H, N, G, D)."""
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+    if uses_products(query.device, query.dtype):
         return attend_by_products(query, key, value, layout, scale)
     groups = query.shape[2]
     parts = []
     for tile in layout.tiles:
-        bias = torch.nn.functional.pad(tile.bias, (tile.common, 0)).repeat_interleave(groups, dim=0)
+        keys, values = (gather(states, tile.keys)[:, None].expand(-1, groups, -1, -1) for states in (key, value))
+        queries = query[:, tile.start : tile.stop].transpose(1, 2)  # (H, G, T, D)
         part = torch.nn.functional.scaled_dot_product_attention(
-            query[None, :, tile.start : tile.stop].flatten(2, 3),
-            gather(key, tile.keys)[None],
-            gather(value, tile.keys)[None],
-            attn_mask=bias,
-            scale=scale,
+            queries, keys, values, attn_mask=tile.mask[None, None], scale=scale
         )
-        parts.append(part.view(part.shape[1], -1, groups, part.shape[3]))
+        parts.append(part.transpose(1, 2))
     return torch.cat(parts, dim=1)
 
 

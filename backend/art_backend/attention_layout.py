@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -38,6 +39,11 @@ class Tile:
     def pairs(self) -> int:
         """T * K."""
         return (self.stop - self.start) * (self.common + self.bias.shape[1])
+
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        """The bias of all keys (T, K): made when it is first asked for, since it takes the square of a row."""
+        return torch.nn.functional.pad(self.bias, (self.common, 0))
 
 
 @dataclass(frozen=True)
