@@ -119,7 +119,7 @@ def _scaled(x: torch.Tensor, weight: torch.Tensor, inverse: torch.Tensor) -> tor
 
 def _norm_back(dy: torch.Tensor, x: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
     """The gradient of x, in place of that of the norm times its weight."""
-    along = (dy * x).sum(-1, keepdim=True, dtype=torch.float32) * inverse**3 / x.shape[-1]
+    along = torch.linalg.vecdot(dy.float(), x.float()).unsqueeze(-1) * inverse**3 / x.shape[-1]
     return dy.mul_(inverse.to(x.dtype)).addcmul_(x, along.to(x.dtype), value=-1)
 
 
