@@ -191,7 +191,6 @@ def test_a_fused_layer_keeps_less() -> None:
         decoder.layers[0](x, attention_mask=None, position_embeddings=positions, trie=layout)
     width, inner = SHAPE["hidden_size"], SHAPE["intermediate_size"]
     low, norms = 7 * 4, 2 * 2
-    print(kept.total, 2 * len(row) * (5 * width + 2 * inner + low + norms))
     assert kept.total <= 2 * len(row) * (5 * width + 2 * inner + low + norms) * 1.1
 
 
