@@ -23,10 +23,9 @@ Result = tuple[torch.Tensor, torch.Tensor]
 """Logprobs, and the gradient of their sum weighted by advantage, as one vector."""
 
 
-def batch() -> list[TrainSequence]:
-    """Three replies of 32 tokens to a prompt of 128. (With seed 0 advantages nearly cancel out, and errors with them do not:
-    the gradient's is a quarter of it in Transformers, more here.)"""
-    draw = torch.Generator().manual_seed(1)
+def batch(seed: int) -> list[TrainSequence]:
+    """Three replies of 32 tokens to a prompt of 128, all random."""
+    draw = torch.Generator().manual_seed(seed)
     prompt, *replies = torch.randint(1000, 40000, (7, 32), generator=draw).split([4, 1, 1, 1])
     start = tuple(prompt.flatten().tolist())
     return [
@@ -48,10 +47,10 @@ def result(logprobs: torch.Tensor, parameters: dict[str, torch.Tensor]) -> Resul
     return logprobs.double(), torch.cat([found[name].flatten() for name in sorted(found)]).double()
 
 
-def packed(dtype: torch.dtype) -> Result:
+def packed(sequences: list[TrainSequence], dtype: torch.dtype) -> Result:
     session = Session.attach(PackedModel(load_model(resolve(MODEL), dtype).eval()), MODEL, SHAPE, seed=0)
     move(session.parameters)
-    trie = build_trie(batch())
+    trie = build_trie(sequences)
     (row,) = pack(trie, 1024)
     logprobs = torch.empty(len(trie.predictions))
 
@@ -63,7 +62,7 @@ def packed(dtype: torch.dtype) -> Result:
     return result(logprobs, session.parameters)
 
 
-def plain(dtype: torch.dtype) -> Result:
+def plain(sequences: list[TrainSequence], dtype: torch.dtype) -> Result:
     model = load_model(resolve(MODEL), dtype).eval()
     lora = LoraConfig(r=SHAPE.r, lora_alpha=SHAPE.alpha, target_modules=linear_names(model))
     adapter: Any = get_peft_model(model, lora).eval()
@@ -72,7 +71,7 @@ def plain(dtype: torch.dtype) -> Result:
         parameter.data = parameter.data.float()
     move(parameters)
     found = []
-    for sequence in batch():
+    for sequence in sequences:
         ids = torch.tensor(sequence.token_ids)
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             logits = adapter(input_ids=ids[None], use_cache=False).logits[0]
@@ -85,14 +84,19 @@ def plain(dtype: torch.dtype) -> Result:
 
 @pytest.mark.slow
 def test_bfloat16_is_no_further_from_float32_than_elsewhere() -> None:
-    exact, exact_gradient = packed(torch.float32)
-    theirs, their_gradient = plain(torch.float32)
-    assert (exact.sort().values - theirs.sort().values).abs().max() < 1e-4
-    assert (exact_gradient - their_gradient).norm() < 1e-4 * their_gradient.norm()
-    ours_bf, our_gradient_bf = packed(torch.bfloat16)
-    theirs_bf, their_gradient_bf = plain(torch.bfloat16)
-    gap, their_gap = (ours_bf - exact).abs().mean(), (theirs_bf - theirs).abs().mean()
-    error, their_error = (our_gradient_bf - exact_gradient).norm(), (their_gradient_bf - their_gradient).norm()
-    print(f"mean nats {gap:.4f} and {their_gap:.4f}; gradient's error {error:.4g} and {their_error:.4g}")
-    assert gap < 1.3 * their_gap
-    assert error < 1.3 * their_error
+    """Over several batches: a single one may be far off by chance, in Transformers too. With seed 0 the gradient's error is a
+    quarter of it there and half of it here; with the seeds 1 to 7 it is 4 to 8 % on both sides."""
+    ours, theirs = torch.zeros(2), torch.zeros(2)
+    for seed in (1, 2, 3):
+        sequences = batch(seed)
+        exact, reference = packed(sequences, torch.float32), plain(sequences, torch.float32)
+        assert (exact[0].sort().values - reference[0].sort().values).abs().max() < 1e-4
+        assert (exact[1] - reference[1]).norm() < 1e-4 * reference[1].norm()
+        ours += gap(packed(sequences, torch.bfloat16), exact)
+        theirs += gap(plain(sequences, torch.bfloat16), reference)
+    assert (ours < 1.3 * theirs).all(), (ours, theirs)
+
+
+def gap(rounded: Result, exact: Result) -> torch.Tensor:
+    """How far the logprobs are off, in nats a token on average, and how far the gradient is (2)."""
+    return torch.stack([(rounded[0] - exact[0]).abs().mean(), (rounded[1] - exact[1]).norm()]).float()

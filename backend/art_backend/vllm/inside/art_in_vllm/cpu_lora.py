@@ -64,9 +64,8 @@ class GroupedLoRA(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM is in its own
         """The same for the logits, of the rows that are sampled from."""
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         for slot, rows in self._of_samples:
-            y[rows, : lora_b_stacked.shape[2]] += (x[rows] @ lora_a_stacked[slot, 0].T) @ (
-                lora_b_stacked[slot, 0].T * scale
-            )
+            a, b = lora_a_stacked[slot, 0], lora_b_stacked[slot, 0]
+            y[rows, : len(b)] += (x[rows] @ a.T).mul_(scale) @ b.T
 
 
 class OnCPU:
