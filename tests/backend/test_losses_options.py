@@ -88,10 +88,10 @@ def naive(
     return loss.item(), gradients(parameters)
 
 
-def assert_same(ours: Result, expected: Result, tolerance: float = 1e-5) -> None:
-    assert ours[0] == pytest.approx(expected[0], abs=tolerance, rel=tolerance)
+def assert_same(ours: Result, expected: Result) -> None:
+    assert ours[0] == pytest.approx(expected[0], abs=1e-5, rel=1e-5)
     assert max(gradient.abs().max() for gradient in expected[1].values()) > 1e-4, "there must be a gradient"
-    assert_same_gradients(ours[1], expected[1], tolerance)
+    assert_same_gradients(ours[1], expected[1], 1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -107,10 +107,10 @@ def test_loss_and_gradient_are_those_of_one_sequence_at_a_time(case: str) -> Non
 def test_neither_rows_nor_order_nor_chunks_change_loss_or_gradient(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = near_policy(mixed_batch())
     whole, _ = policy_gradient(batch, config_of(case, budget=10_000))
-    assert_same(policy_gradient(batch, config_of(case, budget=1))[0], whole, tolerance=2e-6)
+    assert_same(policy_gradient(batch, config_of(case, budget=1))[0], whole)
     monkeypatch.setattr("art_backend.packed_model.CHUNK", 3)
     shuffled = random.Random(4).sample(batch, len(batch))
-    assert_same(policy_gradient(shuffled, config_of(case, budget=40))[0], whole, tolerance=2e-6)
+    assert_same(policy_gradient(shuffled, config_of(case, budget=40))[0], whole)
 
 
 @pytest.mark.parametrize("case", ["cispo", "gspo-wide", "dr_grpo", "cispo-call-mean", "all-together"])
