@@ -88,10 +88,10 @@ def naive(
     return loss.item(), gradients(parameters)
 
 
-def assert_same(ours: Result, expected: Result) -> None:
-    assert ours[0] == pytest.approx(expected[0], abs=1e-5, rel=1e-5)
+def assert_same(ours: Result, expected: Result, tolerance: float = 1e-5) -> None:
+    assert ours[0] == pytest.approx(expected[0], abs=tolerance, rel=tolerance)
     assert max(gradient.abs().max() for gradient in expected[1].values()) > 1e-4, "there must be a gradient"
-    assert_same_gradients(ours[1], expected[1], 1e-5)
+    assert_same_gradients(ours[1], expected[1], tolerance)
 
 
 @pytest.mark.parametrize("case", CASES)
