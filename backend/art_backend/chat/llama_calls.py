@@ -13,11 +13,10 @@ from art_backend.chat.tool_calls import (
     NOT_JSON,
     Call,
     ParsedReply,
-    parse_arguments,
     parse_marked,
+    read_broken,
     read_object,
     skip_space,
-    tool_name,
 )
 
 MARK = "<|python_tag|>"
@@ -48,18 +47,4 @@ def _read_call(text: str, start: int) -> tuple[Call, int] | None:
     try:
         return read_object(text, start, _KEYS, required=True)
     except NOT_JSON:
-        return _read_broken_call(text, start)
-
-
-def _read_broken_call(text: str, start: int) -> tuple[Call, int] | None:
-    """A call whose JSON is broken or cut off: what follows the name is its argument string, as it is."""
-    match = _BROKEN.match(text, start)
-    name = match and tool_name(match["name"])
-    if match is None or not name:
-        return None
-    following, mark = _NEXT.search(text, match.end()), text.find(MARK, match.end())
-    stop = min(following.start() if following else len(text), mark if mark >= 0 else len(text))
-    arguments = text[match.end() : stop].strip()
-    if parse_arguments(arguments) is None:
-        arguments = arguments.removesuffix("}")  # the brace of the call itself
-    return (Call(name, arguments), stop) if arguments else None
+        return read_broken(text, start, _BROKEN, _NEXT, MARK, "}")  # the brace of the call itself

@@ -11,11 +11,11 @@ from art_backend.chat.tool_calls import (
     NOT_JSON,
     Call,
     ParsedReply,
-    parse_arguments,
     parse_marked,
+    read_broken,
     read_object,
     skip_space,
-    tool_name,
+    until_mark,
     value_end,
 )
 
@@ -64,7 +64,7 @@ def _read_named(text: str, named: re.Match[str]) -> tuple[list[Call], int] | Non
     try:
         end = value_end(text, start)
     except NOT_JSON:
-        end = _stop(text, start)
+        end = until_mark(text, start, MARK)
     return ([Call(name, text[start:end].strip())], end) if name.isprintable() else None
 
 
@@ -72,25 +72,5 @@ def _read_object(text: str, start: int) -> tuple[Call, int] | None:
     try:
         return read_object(text, start, ["arguments"])
     except NOT_JSON:
-        return _read_broken_object(text, start)
-
-
-def _read_broken_object(text: str, start: int) -> tuple[Call, int] | None:
-    """A call whose JSON is broken or cut off: what follows the name is its argument string, as it is."""
-    match = _BROKEN.match(text, start)
-    name = match and tool_name(match["name"])
-    if match is None or not name:
-        return None
-    following = _NEXT.search(text, match.end())
-    stop = min(following.start() if following else len(text), _stop(text, match.end()))
-    arguments = text[match.end() : stop].strip()
-    for bracket in "]}":  # of the array, and of the call itself
-        if parse_arguments(arguments) is None:
-            arguments = arguments.removesuffix(bracket).rstrip()
-    return (Call(name, arguments), stop) if arguments else None
-
-
-def _stop(text: str, start: int) -> int:
-    """Where the next mark begins, or the text ends."""
-    following = text.find(MARK, start)
-    return following if following >= 0 else len(text)
+        found = read_broken(text, start, _BROKEN, _NEXT, MARK, "]}")  # of the array, and of the call itself
+        return found and (Call(found[0].name, found[0].arguments.rstrip()), found[1])

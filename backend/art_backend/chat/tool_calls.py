@@ -130,6 +130,33 @@ def read_object(text: str, start: int, keys: Sequence[str], *, required: bool = 
     return Call(name, argument_string(raw or "null")), end
 
 
+def read_broken(
+    text: str, start: int, opening: re.Pattern[str], following: re.Pattern[str], mark: str, brackets: str
+) -> tuple[Call, int] | None:
+    """The call at `start` whose JSON is broken or cut off, and where it ends; None when no name can be read.
+
+    What comes after `opening`, which has the name, is its argument string, as it is, up to the `following` call or the next
+    `mark`, but for the `brackets` of what is around it, the outermost first.
+    """
+    match = opening.match(text, start)
+    name = match and tool_name(match["name"])
+    if match is None or not name:
+        return None
+    after = following.search(text, match.end())
+    stop = min(after.start() if after else len(text), until_mark(text, match.end(), mark))
+    arguments = text[match.end() : stop].strip()
+    for bracket in brackets:
+        if parse_arguments(arguments) is None:
+            arguments = arguments.rstrip().removesuffix(bracket)
+    return (Call(name, arguments), stop) if arguments else None
+
+
+def until_mark(text: str, start: int, mark: str) -> int:
+    """Where the next `mark` begins, or the text ends."""
+    found = text.find(mark, start)
+    return found if found >= 0 else len(text)
+
+
 def _members(text: str, start: int) -> tuple[dict[str, str], int]:
     """The members of the JSON object at `start` as raw slices of text, and where it ends. Raises NOT_JSON."""
     members: dict[str, str] = {}
