@@ -49,7 +49,7 @@ class GroupedLoRA(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM is in its own
         for slot, rows in self._of_tokens:
             left, own = 0, x[rows]
             for a, b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
-                y[rows, left : left + width] += (own @ a[slot, 0].T) @ (b[slot, 0].T * scale)
+                y[rows, left : left + width] += _product(own, a[slot, 0], b[slot, 0], scale)
                 left += width
 
     def add_lora_logits(
@@ -65,7 +65,12 @@ class GroupedLoRA(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM is in its own
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         for slot, rows in self._of_samples:
             a, b = lora_a_stacked[slot, 0], lora_b_stacked[slot, 0]
-            y[rows, : len(b)] += (x[rows] @ a.T).mul_(scale) @ b.T
+            y[rows, : len(b)] += _product(x[rows], a, b, scale)
+
+
+def _product(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """scale * x (T, I) @ a^T (I, R) @ b^T (R, O); the scale goes into the smallest of the factors."""
+    return (x @ a.T).mul_(scale) @ b.T
 
 
 class OnCPU:
