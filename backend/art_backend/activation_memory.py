@@ -7,7 +7,10 @@ keys that tiles of branches gather from their ancestors, and the logits of a chu
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +30,8 @@ SAMPLE = 64
 """Tokens of the measured pass."""
 SHARE = 0.8
 """Of the available memory that a step may plan with: the allocator and the backward pass need room of their own."""
+PLENTY = 0.25
+"""Of the available memory: what was freed is kept below that."""
 CGROUPS = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -36,7 +41,7 @@ CGROUPS = (
 def bytes_per_token(packed: PackedModel) -> float:
     """What autograd keeps of a token of a row until its backward pass, in bytes."""
     ids = tuple(i % packed.vocabulary for i in range(SAMPLE + 1))
-    (row,) = pack(build_trie([TrainSequence(ids, (0.0,), advantage=0.0)]), budget=SAMPLE)
+    (row,) = pack(build_trie([TrainSequence(ids, (0.0,) * SAMPLE, advantage=0.0)]), budget=SAMPLE)
     return packed.kept_bytes(row) / len(row)
 
 
@@ -70,6 +75,27 @@ def available_bytes(device: torch.device) -> int | None:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     limits = [limit for limit in (_of_system(), *map(_of_cgroup, CGROUPS)) if limit is not None]
     return min(limits, default=None)
+
+
+@dataclass(frozen=True)
+class ActivationPlan:
+    """What the activations of a step are expected to take, in bytes, and whether they are computed twice instead."""
+
+    estimate: int
+    recompute: bool
+
+    def metrics(self) -> dict[str, float]:
+        """What was decided, and why."""
+        return {"memory/activations_estimated_gb": self.estimate / 1e9, "memory/recomputed": float(self.recompute)}
+
+    def give_back(self) -> None:
+        """After the step: let the system have the freed memory, which glibc keeps, where it has little left for the engine
+        and others. Where there is plenty the next step finds it at hand: to ask for it anew takes 5% of a step."""
+        available = available_bytes(torch.device("cpu"))
+        if available is not None and self.estimate < PLENTY * available:
+            return
+        if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            trim(0)
 
 
 def recomputes(choice: bool | Literal["auto"], packed: PackedModel, estimate: int) -> bool:

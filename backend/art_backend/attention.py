@@ -27,20 +27,21 @@ def uses_products(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype == torch.bfloat16
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
-    """`query` (H, N, G, D) of the G heads that share each of H key heads, `key` and `value` (H, N, D) -> (H, N, G, D)."""
+def attend(query: torch.Tensor, states: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    """`query` (H, N, G, D) of the G heads that share each of H key heads, keys and values as `states` (2, H, N, D)
+    -> (N, H, G, D)."""
     if uses_products(query.device, query.dtype):
-        return attend_by_products(query, key, value, layout, scale)
+        return attend_by_products(query, states, layout, scale)
     groups = query.shape[2]
     parts = []
     for tile in layout.tiles:
-        keys, values = (gather(states, tile.keys)[:, None].expand(-1, groups, -1, -1) for states in (key, value))
+        keys, values = gather(states, tile.keys)[:, :, None].expand(-1, -1, groups, -1, -1)
         queries = query[:, tile.start : tile.stop].transpose(1, 2)  # (H, G, T, D)
         part = torch.nn.functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=tile.mask[None, None], scale=scale
         )
-        parts.append(part.transpose(1, 2))
-    return torch.cat(parts, dim=1)
+        parts.append(part.permute(2, 0, 1, 3))
+    return torch.cat(parts)
 
 
 def _forward(
@@ -67,8 +68,9 @@ def _forward(
         )
     heads, count, width = key.shape[1:]
     by_head = query.view(heads, -1, count, width).transpose(1, 2)
-    out = attend(by_head, key[0], value[0], trie, width**-0.5 if scaling is None else scaling)
-    return out.transpose(0, 1).flatten(1, 2)[None], None
+    states = torch.stack([key[0], value[0]])
+    out = attend(by_head, states, trie, width**-0.5 if scaling is None else scaling)
+    return out.flatten(1, 2)[None], None
 
 
 def use_trie_attention(model: Any) -> None:

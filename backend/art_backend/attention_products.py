@@ -15,50 +15,47 @@ import torch
 from art_backend.attention_layout import Layout, Tile, gather
 
 
-def attend_by_products(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float
-) -> torch.Tensor:
-    """`query` (H, N, G, D), `key` and `value` (H, N, D) -> (H, N, G, D)."""
-    return _Attention.apply(query, key, value, layout, scale)  # type: ignore[no-any-return, no-untyped-call]
+def attend_by_products(query: torch.Tensor, states: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    """`query` (H, N, G, D), keys and values as `states` (2, H, N, D) -> (N, H, G, D)."""
+    return _Attention.apply(query, states, layout, scale)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
     """The softmax is computed again for the gradient instead of kept."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float
-    ) -> Any:
-        query, key, value = (states.contiguous() for states in (query, key, value))
-        out = torch.empty_like(query)
+    def forward(ctx: Any, query: torch.Tensor, states: torch.Tensor, layout: Layout, scale: float) -> Any:
+        query, states = query.contiguous(), states.contiguous()
+        heads, count, groups, width = query.shape
+        out = query.new_empty(count, heads, groups, width)
         space = _space(query, layout)
         for tile in layout.tiles:
-            keys, values = gather(key, tile.keys), gather(value, tile.keys)
+            keys, values = gather(states, tile.keys)
             shares = _shares(_rows(query, tile), keys, tile, scale, space)
-            _rows(out, tile).copy_(shares @ values)
-        ctx.save_for_backward(query, key, value)
+            out[tile.start : tile.stop] = (shares @ values).view(heads, -1, groups, width).transpose(0, 1)
+        ctx.save_for_backward(query, states)
         ctx.layout, ctx.scale = layout, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        query, key, value = ctx.saved_tensors
-        grad = grads[0].contiguous()
+        query, states = ctx.saved_tensors
         d_query = torch.empty_like(query)
-        d_key, d_value = (torch.zeros(states.shape, device=states.device) for states in (key, value))
+        d_states = torch.zeros(states.shape, device=states.device)
         space, d_space = _space(query, ctx.layout), _space(query, ctx.layout)
         for tile in ctx.layout.tiles:
-            keys, values = gather(key, tile.keys), gather(value, tile.keys)
-            queries, d_out = _rows(query, tile), _rows(grad, tile)
+            keys, values = gather(states, tile.keys)
+            queries, d_out = _rows(query, tile), grads[0][tile.start : tile.stop].transpose(0, 1).flatten(1, 2)
             shares = _shares(queries, keys, tile, ctx.scale, space)
             d_scores = d_space[: shares.numel()].view(shares.shape)
             torch.bmm(d_out, values.transpose(1, 2), out=d_scores)
             torch._softmax_backward_data(d_scores, shares, -1, shares.dtype, grad_input=d_scores)
-            _rows(d_query, tile).copy_(d_scores @ keys)
-            _scatter(d_key, tile.keys, d_scores.transpose(1, 2) @ queries)
-            _scatter(d_value, tile.keys, shares.transpose(1, 2) @ d_out)
-        d_key = d_key.mul_(ctx.scale).to(key.dtype)
-        return d_query.mul_(ctx.scale), d_key, d_value.to(value.dtype), None, None
+            _product(d_scores, keys, ctx.scale, out=_rows(d_query, tile))
+            d_keys = states.new_empty(2, *keys.shape)
+            _product(d_scores.transpose(1, 2), queries, ctx.scale, out=d_keys[0])
+            torch.bmm(shares.transpose(1, 2), d_out, out=d_keys[1])
+            _scatter(d_states, tile.keys, d_keys)
+        return d_query, d_states.to(states.dtype), None, None
 
 
 def _rows(states: torch.Tensor, tile: Tile) -> torch.Tensor:
@@ -72,19 +69,23 @@ def _space(query: torch.Tensor, layout: Layout) -> torch.Tensor:
     return query.new_empty(heads * groups * max(tile.pairs for tile in layout.tiles))
 
 
+def _product(a: torch.Tensor, b: torch.Tensor, scale: float, out: torch.Tensor) -> torch.Tensor:
+    """a @ b * scale, rounded once."""
+    return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
+
+
 def _shares(queries: torch.Tensor, keys: torch.Tensor, tile: Tile, scale: float, space: torch.Tensor) -> torch.Tensor:
     """What each query (H, T * G, D) takes of each key (H, K, D) -> (H, T * G, K), in `space`."""
     shape = (*queries.shape[:2], keys.shape[1])
-    scores = space[: shape[0] * shape[1] * shape[2]].view(shape)
-    torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0, alpha=scale, out=scores)
+    scores = _product(queries, keys.transpose(1, 2), scale, out=space[: shape[0] * shape[1] * shape[2]].view(shape))
     scores.view(shape[0], tile.stop - tile.start, -1, shape[2])[..., tile.common :] += tile.bias[:, None]
     return torch.softmax(scores, -1, out=scores)
 
 
 def _scatter(states: torch.Tensor, keys: tuple[slice, ...], parts: torch.Tensor) -> None:
-    """Add `parts` (H, K, D) to the `keys` of `states` (H, N, D)."""
+    """Add `parts` (2, H, K, D) to the `keys` of `states` (2, H, N, D)."""
     at = 0
     for part in keys:
         size = part.stop - part.start
-        states[:, part] += parts[:, at : at + size]
+        states[:, :, part] += parts[:, :, at : at + size]
         at += size

@@ -1,10 +1,6 @@
-"""The layers of a Llama-type decoder as a few autograd functions, which keep less for the backward pass and copy less.
+"""Which layers of a model are computed by `layer_functions`: those that give the same numbers on a probe.
 
-Written out, a norm keeps a float32 copy of its input, every projection its own input, the activation silu(gate) beside
-gate and up. Here a decoder layer keeps the residual stream before each half of it, what attention needs, and gate and up:
-what a norm or the activation gives is computed again, for a thirtieth of a layer's time. Rotary positions are applied on
-the way into the memory layout of the attention. The numbers are the same up to rounding. A layer is replaced only when it
-gives what the functions give, so variants of the formula keep theirs.
+So variants of the formula keep their own.
 """
 
 from __future__ import annotations
@@ -18,109 +14,22 @@ from torch.nn.functional import silu
 
 from art_backend.attention import attend
 from art_backend.attention_layout import Layout, Tile
-from art_backend.fused_lora import Projection, Scales, as_projection, project, project_back, projections, tensors
+from art_backend.fused_lora import as_projection
+from art_backend.layer_functions import (
+    AttentionInputs,
+    AttentionOutputs,
+    FrozenNorm,
+    Norm,
+    after_attention,
+    before_attention,
+)
 from art_backend.recompute import decoder_layers
 
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-HEAD_NORMS = {"q_norm", "k_norm"}
-MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-"""The children of a decoder layer that these functions compute, and those of its two halves."""
-
-
-class _RMSNorm(torch.autograd.Function):
-    """RMSNorm (arXiv:1910.07467): x (..., H) over its root mean square, times a weight (H)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
-        inverse = _inverse(x, eps)
-        ctx.save_for_backward(x, weight, inverse)
-        return _scaled(x, weight, inverse)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        x, weight, inverse = ctx.saved_tensors
-        return _norm_back(grads[0] * weight, x, inverse), None, None
-
-
-class _NormedProjections(torch.autograd.Function):
-    """What several linear layers make of the norm of x (N, H), each (N, O). The norm is not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales, *flat: Any) -> Any:
-        inverse = _inverse(x, eps)
-        out, low = project(_scaled(x, weight, inverse), projections(scales, flat))
-        ctx.save_for_backward(x, weight, inverse, low, *flat)
-        ctx.scales = scales
-        return tuple(out)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        x, weight, inverse, low, *flat = ctx.saved_tensors
-        normed = _scaled(x, weight, inverse)
-        dx, made = project_back(grads, normed, low, projections(ctx.scales, flat), ctx.needs_input_grad[0])
-        if dx is not None:
-            dx = _norm_back(dx.mul_(weight), x, inverse)
-        return dx, None, None, None, *made
-
-
-class _GatedProjection(torch.autograd.Function):
-    """What a linear layer makes of silu(gate) * up (arXiv:2002.05202), of (N, I) each. That product is not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, scales: Scales, *flat: Any) -> Any:
-        (out,), low = project(silu(gate).mul_(up), projections(scales, flat))
-        ctx.save_for_backward(gate, up, low, *flat)
-        ctx.scales = scales
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        gate, up, low, *flat = ctx.saved_tensors
-        active = silu(gate)
-        d_gated, made = project_back(grads, active * up, low, projections(ctx.scales, flat), True)
-        assert d_gated is not None
-        d_up = active.mul_(d_gated)
-        return torch.ops.aten.silu_backward(d_gated.mul_(up), gate), d_up, None, *made
-
-
-class _Rotary(torch.autograd.Function):
-    """Heads (N, H, G, D) turned by their positions (arXiv:2104.09864), as (H, N, G, D); cos and sin (N, D)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-        ctx.save_for_backward(cos, sin)
-        half = x.shape[-1] // 2
-        by_head, cos, sin = x.transpose(0, 1), cos[:, None], sin[:, None]
-        out = torch.mul(by_head, cos, out=x.new_empty(by_head.shape))
-        out[..., :half].addcmul_(by_head[..., half:], sin[..., :half], value=-1)
-        out[..., half:].addcmul_(by_head[..., :half], sin[..., half:])
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        cos, sin = (each[:, None, None] for each in ctx.saved_tensors)
-        grad = grads[0].transpose(0, 1)
-        half = grad.shape[-1] // 2
-        out = torch.mul(grad, cos, out=grad.new_empty(grad.shape))
-        out[..., :half].addcmul_(grad[..., half:], sin[..., half:])
-        out[..., half:].addcmul_(grad[..., :half], sin[..., :half], value=-1)
-        return out, None, None
-
-
-def _inverse(x: torch.Tensor, eps: float) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-
-
-def _scaled(x: torch.Tensor, weight: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    return torch.mul(x, inverse.to(x.dtype)).mul_(weight)
-
-
-def _norm_back(dy: torch.Tensor, x: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    """The gradient of x, in place of that of the norm times its weight."""
-    along = torch.linalg.vecdot(dy.float(), x.float()).unsqueeze(-1) * inverse**3 / x.shape[-1]
-    return dy.mul_(inverse.to(x.dtype)).addcmul_(x, along.to(x.dtype), value=-1)
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+HEAD_NORMS = ("q_norm", "k_norm")
+MLP = ("gate_proj", "up_proj", "down_proj")
+"""The children of a decoder layer that the functions compute, and those of its two parts."""
 
 
 def _norm(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -130,11 +39,16 @@ def _norm(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _fused_norm(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    return _RMSNorm.apply(x, layer.weight, layer.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
+    return FrozenNorm.apply(x, _as_norm(layer))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _as_norm(layer: Any) -> Norm:
+    return Norm(layer.weight, layer.variance_epsilon)
 
 
 def _layer(
     layer: Any,
+    is_last: bool,
     original: Callable[..., Any],
     hidden_states: torch.Tensor,
     *args: Any,
@@ -142,55 +56,42 @@ def _layer(
     trie: Layout | None = None,
     **options: Any,
 ) -> Any:
-    """The forward pass of a decoder layer on a packed row (1, N, H); on anything else the layer's own."""
-    parts = None if trie is None or position_embeddings is None else _frozen_parts(layer)
-    if parts is None or trie is None:
+    """The forward pass of a decoder layer on a packed row (1, N, H); on anything else the layer's own. The last layer goes
+    on only at positions that are read: (1, R, H)."""
+    halves = None if trie is None or position_embeddings is None else _halves(layer)
+    if halves is None or trie is None:
         if position_embeddings is not None:
             options["position_embeddings"] = position_embeddings
         if trie is not None:
             options["trie"] = trie
         return original(hidden_states, *args, **options)
+    before, after = halves
     cos, sin = position_embeddings
-    return _packed_layer(layer, parts, hidden_states[0], cos[0], sin[0], trie)[None]
+    query, states, x = before_attention(hidden_states.flatten(0, 1), cos[0], sin[0], before)
+    seen = attend(query, states, trie, layer.self_attn.scaling)
+    if is_last and trie.read is not None:
+        x, seen = (each.index_select(0, trie.read) for each in (x, seen))
+    return after_attention(x, seen, after)[None]
 
 
-def _frozen_parts(layer: Any) -> dict[str, Projection] | None:
-    """The linear layers by name; None where one of them, or a norm, is something else than these functions compute."""
-    found: dict[str, Projection] = {}
-    for child in (layer.self_attn, layer.mlp):
-        for name, module in child.named_children():
-            if name.endswith("_proj"):
-                own = as_projection(module)
-                if own is None:
-                    return None
-                found[name] = own
-    norms = (layer.input_layernorm, layer.post_attention_layernorm)
-    return None if any(norm.weight.requires_grad for norm in norms) else found
-
-
-def _packed_layer(
-    layer: Any, parts: dict[str, Projection], x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: Layout
-) -> torch.Tensor:
-    """x (N, H) -> (N, H); cos and sin (N, D)."""
-    attention, (count, width) = layer.self_attn, cos.shape
-    read = [parts[name] for name in ("q_proj", "k_proj", "v_proj")]
-    query, key, value = (y.view(count, -1, width) for y in _normed(layer.input_layernorm, x, read))
-    if hasattr(attention, "q_norm"):
-        query, key = attention.q_norm(query), attention.k_norm(key)
-    heads = key.shape[1]
-    query = _Rotary.apply(query.view(count, heads, -1, width), cos, sin)  # type: ignore[no-untyped-call]
-    key = _Rotary.apply(key[:, :, None], cos, sin)[:, :, 0]  # type: ignore[no-untyped-call]
-    seen = attend(query, key, value.transpose(0, 1), layout, attention.scaling)
-    x = x + attention.o_proj(seen.transpose(0, 1).flatten(1))
-    gate, up = _normed(layer.post_attention_layernorm, x, [parts["gate_proj"], parts["up_proj"]])
-    down = parts["down_proj"]
-    return x + _GatedProjection.apply(gate, up, (down.scale,), *tensors([down]))  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _normed(norm: Any, x: torch.Tensor, layers: list[Projection]) -> tuple[torch.Tensor, ...]:
-    scales = tuple(layer.scale for layer in layers)
-    return _NormedProjections.apply(  # type: ignore[no-any-return, no-untyped-call]
-        x, norm.weight, norm.variance_epsilon, scales, *tensors(layers)
+def _halves(layer: Any) -> tuple[AttentionInputs, AttentionOutputs] | None:
+    """What the layer is made of; None where a part is something else than `layer_functions` compute."""
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    head_norms = [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
+    if any(norm.weight.requires_grad for norm in norms + head_norms):
+        return None
+    found = []
+    for module in (*(getattr(attention, name) for name in ATTENTION), *(getattr(mlp, name) for name in MLP)):
+        own = as_projection(module)
+        if own is None:
+            return None
+        found.append(own)
+    of_query, of_key, of_value, out, gate, up, down = found
+    of_heads = (_as_norm(head_norms[0]), _as_norm(head_norms[1])) if head_norms else None
+    return (
+        AttentionInputs(_as_norm(norms[0]), [of_query, of_key, of_value], of_heads),
+        AttentionOutputs(out, _as_norm(norms[1]), [gate, up], down),
     )
 
 
@@ -206,8 +107,8 @@ def _has_our_parts(layer: Any) -> bool:
 
     return (
         children(layer) == LAYER
-        and children(layer.self_attn) in (ATTENTION, ATTENTION | HEAD_NORMS)
-        and children(layer.mlp) == MLP
+        and children(layer.self_attn) in ({*ATTENTION}, {*ATTENTION, *HEAD_NORMS})
+        and children(layer.mlp) == {*MLP, "act_fn"}
         and _is_silu(layer.mlp.act_fn)
         and all(hasattr(layer.self_attn, name) for name in ("scaling", "head_dim"))
         and getattr(layer.self_attn, "sliding_window", None) is None
@@ -228,7 +129,7 @@ def _computes_the_same(layer: Any, decoder: Any, x: torch.Tensor) -> bool:
     if positions[0].shape[-1] != layer.self_attn.head_dim:  # it turns a part of each head only
         return False
     expected = layer(x, attention_mask=None, position_ids=ids, position_embeddings=positions, trie=layout)
-    ours = _layer(layer, layer.forward, x, position_embeddings=positions, trie=layout)
+    ours = _layer(layer, False, layer.forward, x, position_embeddings=positions, trie=layout)
     return _same(ours, expected if isinstance(expected, torch.Tensor) else expected[0])
 
 
@@ -243,7 +144,8 @@ def fuse_layers(model: Any) -> None:
             if _same(_fused_norm(layer, x), layer(x)):
                 layer.__dict__["forward"] = partial(_norm, layer)  # shadows the class's method
     decoder = model.get_decoder()
-    for layer in decoder_layers(decoder) if hasattr(decoder, "rotary_emb") else ():
+    layers = decoder_layers(decoder) if hasattr(decoder, "rotary_emb") else []
+    for layer in layers:
         x = torch.randn(1, 6, model.config.hidden_size, generator=draw).to(model.device, model.dtype)
         if _has_our_parts(layer) and _computes_the_same(layer, decoder, x):
-            layer.__dict__["forward"] = partial(_layer, layer, layer.forward)
+            layer.__dict__["forward"] = partial(_layer, layer, layer is layers[-1], layer.forward)

@@ -27,30 +27,28 @@ class Projection(NamedTuple):
     scale: float
 
 
-TENSORS = 4
-"""Of a projection."""
-Scales = tuple[float, ...]
 Gradients = list[torch.Tensor | None]
 
 
-def tensors(projections: Sequence[Projection]) -> tuple[torch.Tensor | None, ...]:
-    """What an autograd function has to be given one by one."""
-    return tuple(each for p in projections for each in (p.weight, p.bias, p.a, p.b))
+def adapters(layers: Sequence[Projection]) -> tuple[torch.Tensor | None, ...]:
+    """A and B of each layer: what is trained, so an autograd function has to be given it one by one."""
+    return tuple(each for layer in layers for each in (layer.a, layer.b))
 
 
-def projections(scales: Scales, flat: Sequence[Any]) -> list[Projection]:
-    """The inverse of `tensors`."""
-    parts = [flat[TENSORS * i : TENSORS * (i + 1)] for i in range(len(scales))]
-    return [Projection(w, bias, a, b, scale) for (w, bias, a, b), scale in zip(parts, scales, strict=True)]
+def project(
+    x: torch.Tensor, layers: Sequence[Projection], plus: torch.Tensor | None = None
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """What the layers make of x (N, I), each (N, O), and x A' of all their adapters side by side; None: no adapter.
 
-
-def project(x: torch.Tensor, layers: Sequence[Projection]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-    """What the layers make of x (N, I), each (N, O), and x A' of all their adapters side by side; None: no adapter."""
+    `plus` (N, O) is added to what each makes.
+    """
     down = _down(layers, x.dtype)
     low = None if down is None else x @ down.t()
     out, at = [], 0
     for weight, bias, a, b, scale in layers:
-        y = linear(x, weight, bias)
+        y = linear(x, weight, bias) if plus is None else torch.addmm(plus, x, weight.t())
+        if plus is not None and bias is not None:
+            y += bias
         if low is not None and a is not None and b is not None:
             y.addmm_(low[:, at : at + len(a)], b.to(x.dtype).t(), alpha=scale)
             at += len(a)
@@ -63,9 +61,9 @@ def project_back(
     x: torch.Tensor,
     low: torch.Tensor | None,
     layers: Sequence[Projection],
-    needs_x: bool,
+    needs_x: bool = True,
 ) -> tuple[torch.Tensor | None, Gradients]:
-    """The gradient of x, and those of the layers' `tensors`, for the gradients (N, O) of their outputs."""
+    """The gradient of x, and those of the layers' `adapters`, for the gradients (N, O) of their outputs."""
     d_low: list[torch.Tensor] = []
     made: Gradients = []
     at = 0
@@ -75,7 +73,7 @@ def project_back(
             d_low.append((dy @ b.to(x.dtype)).mul_(scale))
             d_b = (dy.t() @ low[:, at : at + len(a)]).to(b.dtype).mul_(scale)
             at += len(a)
-        made += [None, None, None, d_b]
+        made += [None, d_b]
     dx = None
     if needs_x:
         dx = grads[0] @ layers[0].weight
@@ -90,7 +88,7 @@ def project_back(
         at = 0
         for index, layer in enumerate(layers):
             if layer.a is not None:
-                made[TENSORS * index + 2] = d_down[at : at + len(layer.a)].to(layer.a.dtype)
+                made[2 * index] = d_down[at : at + len(layer.a)].to(layer.a.dtype)
                 at += len(layer.a)
     return dx, made
 
@@ -105,16 +103,16 @@ class _Linear(torch.autograd.Function):
     """Shapes: x (N, I); the result (N, O) has the dtype of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, scales: Scales, *flat: Any) -> Any:
-        (y,), low = project(x, projections(scales, flat))
-        ctx.save_for_backward(x, low, *flat)
-        ctx.scales = scales
+    def forward(ctx: Any, x: torch.Tensor, layer: Projection, *_: Any) -> Any:
+        (y,), low = project(x, [layer])
+        ctx.save_for_backward(x, low)
+        ctx.layer = layer
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        x, low, *flat = ctx.saved_tensors
-        dx, made = project_back(grads, x, low, projections(ctx.scales, flat), ctx.needs_input_grad[0])
+        x, low = ctx.saved_tensors
+        dx, made = project_back(grads, x, low, [ctx.layer], ctx.needs_input_grad[0])
         return dx, None, *made
 
 
@@ -125,7 +123,7 @@ def _projection(layer: Any, adapter: str) -> Projection:
 
 def _forward(layer: Any, adapter: str, x: torch.Tensor) -> torch.Tensor:
     own = _projection(layer, adapter)
-    y = _Linear.apply(x.reshape(-1, x.shape[-1]), (own.scale,), *tensors([own]))  # type: ignore[no-untyped-call]
+    y = _Linear.apply(x.reshape(-1, x.shape[-1]), own, *adapters([own]))  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
 
 

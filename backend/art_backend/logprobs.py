@@ -44,9 +44,9 @@ class _Logprobs(torch.autograd.Function):
             torch.softmax(logits, -1, out=probabilities)
             top, top_logprob = logits.amax(-1), probabilities.amax(-1).log()
             logprob[ours] = (logits[at] - top[at[0]]) + top_logprob[at[0]]
-            mean = torch.bmm(probabilities[:, None], logits[:, :, None])[:, 0, 0]
-            entropy[rows] = (top - mean) - top_logprob
             values[rows] = probabilities
+            mean = logits.mul_(probabilities).sum(-1)
+            entropy[rows] = (top - mean) - top_logprob
         if temperature is None:
             untempered.copy_(logprob)
         ctx.head = head

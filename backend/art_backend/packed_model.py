@@ -91,9 +91,9 @@ class PackedModel:
     @torch.no_grad()
     def score(self, row: Row) -> Iterator[Scores]:
         """The scores of all predictions of a row, in their order, a chunk at a time."""
-        hidden_NE = self._hidden(row)
+        hidden_RE = self._hidden(row)
         for at, chunk, index in _chunks(row.predictions):
-            yield self._score(hidden_NE[torch.from_numpy(at).to(self.device)], chunk, index)
+            yield self._score(hidden_RE[torch.from_numpy(at).to(self.device)], chunk, index)
 
     def backward(self, row: Row, objective: Objective, *, recompute: bool = False) -> None:
         """Add the gradient of the summed losses of a row to the parameters' gradients; `objective` is called once a chunk.
@@ -101,15 +101,15 @@ class PackedModel:
         `recompute` keeps no activations within layers and computes them a second time: the same gradient in less memory.
         """
         with recomputed(self.decoder, recompute):
-            hidden_NE = self._hidden(row)
-        gradient_NE = torch.zeros_like(hidden_NE)
+            hidden_RE = self._hidden(row)
+        gradient_RE = torch.zeros_like(hidden_RE)
         for at, chunk, index in _chunks(row.predictions):
-            at_R = torch.from_numpy(at).to(self.device)
-            states_RE = hidden_NE.detach()[at_R].requires_grad_()
-            losses_E = objective(self._score(states_RE, chunk, index))
-            (gradient_RE,) = torch.autograd.grad(losses_E.sum(), states_RE)
-            gradient_NE.index_add_(0, at_R, gradient_RE)
-        torch.autograd.backward(hidden_NE, gradient_NE)
+            at_C = torch.from_numpy(at).to(self.device)
+            states_CE = hidden_RE.detach()[at_C].requires_grad_()
+            losses_E = objective(self._score(states_CE, chunk, index))
+            (gradient_CE,) = torch.autograd.grad(losses_E.sum(), states_CE)
+            gradient_RE.index_add_(0, at_C, gradient_CE)
+        torch.autograd.backward(hidden_RE, gradient_RE)
 
     def kept_bytes(self, row: Row) -> int:
         """What autograd keeps between the forward and the backward pass of a row, beside the weights."""
@@ -119,26 +119,28 @@ class PackedModel:
         return kept.total
 
     def _hidden(self, row: Row) -> torch.Tensor:
-        """Last hidden states (N, E)."""
+        """Last hidden states at the positions that predict something (R, E)."""
+        layout = lay_out(row, self.model.dtype, self.device)
         out = self.decoder(
             input_ids=torch.from_numpy(row.token_ids)[None].to(self.device),
             position_ids=torch.from_numpy(row.positions)[None].to(self.device),
             use_cache=False,
-            trie=lay_out(row, self.model.dtype, self.device),
+            trie=layout,
         )
-        return out.last_hidden_state[0]  # type: ignore[no-any-return]
+        hidden = out.last_hidden_state[0]
+        return hidden if len(hidden) == len(layout.read) else hidden[layout.read]  # a fused layer leaves the others out
 
-    def _score(self, states_RE: torch.Tensor, predictions: Predictions, index: np.ndarray[Any, Any]) -> Scores:
+    def _score(self, states_CE: torch.Tensor, predictions: Predictions, index: np.ndarray[Any, Any]) -> Scores:
         """Scores of `predictions` (E), the i-th made from state `index[i]`."""
         columns = np.stack([predictions.logprob, predictions.advantage, predictions.temperature])
         sampled_E, advantage_E, temperature_E = torch.from_numpy(columns).float().to(self.device)
         ids = (index, predictions.target, predictions.entry)
         index_E, target_E, entry_E = (torch.from_numpy(each).to(self.device) for each in ids)
-        temperature_R = None
+        temperature_C = None
         if (predictions.temperature != 1.0).any():
-            temperature_R = torch.ones(len(states_RE), device=self.device).index_copy_(0, index_E, temperature_E)
-        logprob_E, untempered_E, entropy_R = token_logprobs(states_RE, self.head, index_E, target_E, temperature_R)
-        return Scores(logprob_E, untempered_E, entropy_R[index_E], sampled_E, advantage_E, temperature_E, entry_E)
+            temperature_C = torch.ones(len(states_CE), device=self.device).index_copy_(0, index_E, temperature_E)
+        logprob_E, untempered_E, entropy_C = token_logprobs(states_CE, self.head, index_E, target_E, temperature_C)
+        return Scores(logprob_E, untempered_E, entropy_C[index_E], sampled_E, advantage_E, temperature_E, entry_E)
 
     @torch.no_grad()
     def _example(self) -> list[TrainSequence]:
@@ -177,11 +179,13 @@ def _chunks(
     predictions: Predictions,
 ) -> Iterator[tuple[np.ndarray[Any, Any], Predictions, np.ndarray[Any, Any]]]:
     """Predictions cut into parts that need at most `CHUNK` distributions (one for each position and temperature): the
-    position of each distribution (R), the part (E), and the index of the distribution of each prediction (E)."""
-    starts = np.ones(len(predictions), dtype=bool)
-    starts[1:] = (np.diff(predictions.at) != 0) | (np.diff(predictions.temperature) != 0)
-    distribution = np.cumsum(starts) - 1
+    place of each distribution's position among all that predict something (C), the part (E), and the index of the
+    distribution of each prediction (E)."""
+    moves, starts = (np.ones(len(predictions), dtype=bool) for _ in range(2))
+    moves[1:] = np.diff(predictions.at) != 0
+    starts[1:] = moves[1:] | (np.diff(predictions.temperature) != 0)
+    place, distribution = np.cumsum(moves) - 1, np.cumsum(starts) - 1
     for first in range(0, int(distribution[-1]) + 1, CHUNK):
         low, high = np.searchsorted(distribution, [first, first + CHUNK])
         part = predictions.part(slice(int(low), int(high)))
-        yield part.at[starts[low:high]], part, distribution[low:high] - first
+        yield place[low:high][starts[low:high]], part, distribution[low:high] - first

@@ -11,9 +11,7 @@ The model is always in eval mode: the first step on fresh samples then computes 
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,7 +70,7 @@ class PeftTrainer:
         for batch in batches:
             _check(batch, session.packed.vocabulary)
         optimizer_steps = config.epochs * len(batches)
-        recompute, memory = session.plan_activations(config, batches)
+        plan = session.plan_activations(config, batches)
         with clock("score"):
             start = needs_start(config, optimizer_steps)
             for batch in batches:
@@ -92,13 +90,13 @@ class PeftTrainer:
                         of_calls = call_log_ratios(config, batch, session.score(batch))
                 with clock("backward"):
                     objective = PolicyObjective(config, batch, tally, of_calls)
-                    norms.append(session.gradient(batch, objective, config.max_grad_norm, recompute=recompute))
+                    norms.append(session.gradient(batch, objective, config.max_grad_norm, recompute=plan.recompute))
                 tally.close_gaps()
                 with clock("optimizer"):
                     session.descend(config, rate)
         session.policy_steps += 1
-        _return_freed_memory()
-        return tally.metrics(optimizer_steps) | clock.metrics() | memory | _metrics(sequences, batches, norms, rate)
+        plan.give_back()
+        return tally.metrics(optimizer_steps) | clock.metrics() | plan.metrics() | _metrics(sequences, batches, norms, rate)
 
     def sft_step(self, sequences: Sequence[TrainSequence], config: SFTConfig) -> dict[str, float]:
         """One optimizer step of cross-entropy on the sampled tokens (those whose logprob is not None), mean over tokens.
@@ -109,7 +107,7 @@ class PeftTrainer:
         with clock("pack"):
             batch = make_minibatch(sequences, session.packed.device, budget=config.packed_sequence_length)
         _check(batch, session.packed.vocabulary)
-        recompute, memory = session.plan_activations(config, [batch])
+        plan = session.plan_activations(config, [batch])
 
         def objective(scores: Scores) -> torch.Tensor:
             losses = -scores.logprob * batch.weight[scores.entry]
@@ -117,12 +115,12 @@ class PeftTrainer:
             return losses
 
         with clock("backward"):
-            norm = session.gradient(batch, objective, config.max_grad_norm, recompute=recompute)
+            norm = session.gradient(batch, objective, config.max_grad_norm, recompute=plan.recompute)
         with clock("optimizer"):
             session.descend(config, config.learning_rate)
-        _return_freed_memory()
+        plan.give_back()
         of_batch = _metrics(sequences, [batch], [norm], config.learning_rate)
-        return tally.metrics() | clock.metrics() | memory | of_batch
+        return tally.metrics() | clock.metrics() | plan.metrics() | of_batch
 
     def save(self, folder: Path) -> None:
         """Write the PEFT adapter to `folder` and optimizer, step numbers and RNG to `folder/trainer_state/`."""
@@ -158,12 +156,6 @@ class PeftTrainer:
         if self._loaded is None:
             raise TrainingError("no model is loaded: call `load` first.")
         return self._loaded
-
-
-def _return_freed_memory() -> None:
-    """Give the activations back to the system: glibc keeps what was freed, and the engine in this process needs room too."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def _metrics(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from art_backend.activation_memory import activation_bytes, bytes_per_token, recomputes
+from art_backend.activation_memory import ActivationPlan, activation_bytes, bytes_per_token, recomputes
 from art_backend.adapter_files import adapter_parameters, attach_adapter, read_adapter
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 from art_backend.kl import weights_replaced
@@ -76,16 +76,13 @@ class Session:
             for batch in batches:
                 batch.reference = self.score(batch)
 
-    def plan_activations(
-        self, config: GRPOConfig | SFTConfig, batches: list[Minibatch]
-    ) -> tuple[bool, dict[str, float]]:
-        """Whether activations are to be computed twice, by `config` or for want of memory, and what was estimated."""
+    def plan_activations(self, config: GRPOConfig | SFTConfig, batches: list[Minibatch]) -> ActivationPlan:
+        """Whether activations are to be computed twice, by `config` or for want of memory."""
         if self._bytes_per_token is None:
             self._bytes_per_token = bytes_per_token(self.packed)
         rows = [row for batch in batches for row in batch.rows]
         estimate = activation_bytes(self.packed, rows, self._bytes_per_token)
-        recompute = recomputes(config.activation_checkpointing, self.packed, estimate)
-        return recompute, {"memory/activations_estimated_gb": estimate / 1e9, "memory/recomputed": float(recompute)}
+        return ActivationPlan(estimate, recomputes(config.activation_checkpointing, self.packed, estimate))
 
     def gradient(self, batch: Minibatch, objective: Objective, max_norm: float, *, recompute: bool = False) -> float:
         """Replace the parameters' gradients by that of `objective`, clipped to `max_norm`; returns its norm before.

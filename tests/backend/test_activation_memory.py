@@ -89,12 +89,12 @@ prompt = tuple(i % 997 for i in range(1600))
 batch = [TrainSequence(prompt + tuple((i * 7 + j) % 997 for j in range(300)), (-6.0,) * 300, 1.0) for i in range(8)]
 asked = GRPOConfig(packed_sequence_length=8192, activation_checkpointing=sys.argv[1] == "True")
 (cut,) = make_minibatches(batch, session.packed.device, asked, seed=0)
-_, planned = session.plan_activations(asked, [cut])
+planned = session.plan_activations(asked, [cut])
 torch.set_num_threads(1)
 Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
 session.gradient(cut, PolicyObjective(asked, cut, PolicyTally()), 1e9, recompute=asked.activation_checkpointing)
-print(json.dumps([planned["memory/activations_estimated_gb"] * 1e9, status("VmHWM") - before]))
+print(json.dumps([planned.estimate, status("VmHWM") - before]))
 """
 
 

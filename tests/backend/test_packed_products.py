@@ -46,15 +46,16 @@ def visible(row: Row) -> torch.Tensor:
 
 
 def states(row: Row, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Query, key and value."""
+    """Query, and key and value as one."""
     draw = torch.Generator().manual_seed(0)
-    shapes = [(KEY_HEADS, len(row), HEADS // KEY_HEADS, WIDTH), *[(KEY_HEADS, len(row), WIDTH)] * 2]
+    shapes = [(KEY_HEADS, len(row), HEADS // KEY_HEADS, WIDTH), (2, KEY_HEADS, len(row), WIDTH)]
     return [torch.randn(shape, generator=draw).to(dtype).requires_grad_() for shape in shapes]
 
 
-def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+def plain(query: torch.Tensor, states: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    key, value = states
     scores = torch.einsum("hngd,hkd->hgnk", query, key) / WIDTH**0.5
-    return torch.einsum("hgnk,hkd->hngd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
+    return torch.einsum("hgnk,hkd->nhgd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
 
 
 @pytest.mark.parametrize("batch", ["mixed", "long"])
