@@ -63,8 +63,10 @@ class Layout:
     """Positions (R) whose last hidden states are read, ascending (int64); None: all."""
 
 
-def lay_out(row: Row, dtype: torch.dtype, device: torch.device, tile: int = TILE) -> Layout:
-    """The attention pattern of `row`, for queries of `dtype`."""
+def lay_out(
+    row: Row, dtype: torch.dtype, device: torch.device, read: torch.Tensor | None = None, tile: int = TILE
+) -> Layout:
+    """The attention pattern of `row`, for queries of `dtype`, when hidden states are read at `read`."""
     segment = np.repeat(np.arange(len(row.segments)), [len(s) for s in row.segments])  # (N) of each token
     sees = np.eye(len(row.segments), dtype=bool)  # [segment, ancestor or itself]
     for index, own in enumerate(row.segments):
@@ -82,7 +84,6 @@ def lay_out(row: Row, dtype: torch.dtype, device: torch.device, tile: int = TILE
         hidden = torch.from_numpy(~visible[:, common:])
         bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).to(device)
         tiles.append(Tile(start, stop, tuple(_slices(keys)), common, bias))
-    read = torch.from_numpy(np.unique(row.predictions.at)).to(device)
     return Layout(tuple(tiles), int(row.positions.max()) + 1, read)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-BLOCK = 32
+BLOCK = 16
 """Rows of logits that a CPU turns into probabilities at once."""
 
 

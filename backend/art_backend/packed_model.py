@@ -25,7 +25,7 @@ from art_backend.recompute import KeptBytes, recomputed
 from art_backend.trie import Predictions, build_trie
 from art_core.errors import TrainingError
 
-CHUNK = 256
+CHUNK = 192
 """Positions whose logits exist at once."""
 
 
@@ -120,15 +120,15 @@ class PackedModel:
 
     def _hidden(self, row: Row) -> torch.Tensor:
         """Last hidden states at the positions that predict something (R, E)."""
-        layout = lay_out(row, self.model.dtype, self.device)
+        read = torch.from_numpy(np.unique(row.predictions.at)).to(self.device)
         out = self.decoder(
             input_ids=torch.from_numpy(row.token_ids)[None].to(self.device),
             position_ids=torch.from_numpy(row.positions)[None].to(self.device),
             use_cache=False,
-            trie=layout,
+            trie=lay_out(row, self.model.dtype, self.device, read=read),
         )
-        hidden = out.last_hidden_state[0]
-        return hidden if len(hidden) == len(layout.read) else hidden[layout.read]  # a fused layer leaves the others out
+        hidden: torch.Tensor = out.last_hidden_state[0]
+        return hidden if len(hidden) == len(read) else hidden[read]  # a fused last layer leaves the others out
 
     def _score(self, states_CE: torch.Tensor, predictions: Predictions, index: np.ndarray[Any, Any]) -> Scores:
         """Scores of `predictions` (E), the i-th made from state `index[i]`."""

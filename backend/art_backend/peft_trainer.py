@@ -96,7 +96,12 @@ class PeftTrainer:
                     session.descend(config, rate)
         session.policy_steps += 1
         plan.give_back()
-        return tally.metrics(optimizer_steps) | clock.metrics() | plan.metrics() | _metrics(sequences, batches, norms, rate)
+        return (
+            tally.metrics(optimizer_steps)
+            | clock.metrics()
+            | plan.metrics()
+            | _metrics(sequences, batches, norms, rate)
+        )
 
     def sft_step(self, sequences: Sequence[TrainSequence], config: SFTConfig) -> dict[str, float]:
         """One optimizer step of cross-entropy on the sampled tokens (those whose logprob is not None), mean over tokens.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from art_backend import activation_memory
-from art_backend.activation_memory import activation_bytes, available_bytes, bytes_per_token, recomputes
+from art_backend.activation_memory import ActivationPlan, activation_bytes, available_bytes, bytes_per_token, recomputes
 from art_backend.config import AdapterConfig, GRPOConfig, SFTConfig
 from art_backend.minibatches import make_minibatches
 from art_backend.objective import PolicyObjective
@@ -130,6 +131,21 @@ def test_auto_recomputes_only_where_memory_is_short(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(activation_memory, "available_bytes", lambda device: None)
     assert trainer.step(batch, GRPOConfig())["memory/recomputed"] == 0
     assert trainer.step(batch, GRPOConfig(activation_checkpointing=True))["memory/recomputed"] == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_freed_memory_goes_back_only_where_there_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held_mb() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+    blocks = [bytearray(100_000) for _ in range(2000)]
+    del blocks[::2]  # leaves 100 MB of holes
+    monkeypatch.setattr(activation_memory, "available_bytes", lambda device: 1_000_000)
+    before = held_mb()
+    ActivationPlan(estimate=100_000, recompute=False).give_back()
+    assert before - held_mb() < 20
+    ActivationPlan(estimate=500_000, recompute=False).give_back()
+    assert before - held_mb() > 60
 
 
 def test_the_estimate_grows_with_the_largest_row() -> None:

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from art_backend.adapter_files import linear_names
 from art_backend.attention import attend, use_trie_attention
-from art_backend.attention_layout import lay_out
+from art_backend.attention_layout import LANES, lay_out
 from art_backend.attention_products import attend_by_products
 from art_backend.fused_layers import fuse_layers
 from art_backend.fused_lora import fuse_lora
@@ -128,6 +128,38 @@ def test_masks_do_not_grow_with_the_square_of_a_row() -> None:
         layout = lay_out(row, torch.float32, torch.device("cpu"))
         masks.append(sum(tile.bias.numel() for tile in layout.tiles) / len(row))
     assert masks[1] == pytest.approx(masks[0], rel=0.05)
+
+
+def group(branches: int, prompt: int, reply: int) -> Row:
+    sequences = [TrainSequence((1,) * prompt + (2 + i,) * (reply + 1), (-1.0,) * reply, 1.0) for i in range(branches)]
+    (row,) = pack(build_trie(sequences), 8000)
+    return row
+
+
+def test_tiles_end_where_branches_end() -> None:
+    """Replies of 95 tokens get a tile each and two of 60 share one: no query is multiplied with the keys of a third."""
+    for reply, of_a_tile in ((95, 1), (60, 2)):
+        tiles = lay_out(group(6, 256, reply), torch.bfloat16, torch.device("cpu")).tiles
+        sizes = [tile.stop - tile.start for tile in tiles]
+        assert sizes == [128, 128] + [of_a_tile * reply] * (6 // of_a_tile)
+
+
+@pytest.mark.parametrize("reply", [60, 95, 300])
+def test_the_keys_of_a_tile_and_those_with_a_mask_fill_vectors(reply: int) -> None:
+    for tile in lay_out(group(6, 250, reply), torch.bfloat16, torch.device("cpu")).tiles:
+        keys = [key for part in tile.keys for key in range(part.start, part.stop)]
+        assert len(keys) == len(set(keys)) == tile.common + tile.bias.shape[1]
+        assert len(keys) % LANES == tile.common % LANES == 0
+
+
+def test_the_last_layer_goes_on_only_where_something_is_predicted() -> None:
+    packed = PackedModel(tiny_model().requires_grad_(False))
+    row, rows = row_of("mixed"), []
+    hook = packed.model.model.norm.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape[1]))
+    list(packed.score(row))
+    hook.remove()
+    assert rows == [len(set(row.predictions.at.tolist()))]
+    assert rows[0] < len(row)
 
 
 def with_adapter(kind: str, dtype: torch.dtype) -> Any:
