@@ -78,7 +78,7 @@ def _shares(queries: torch.Tensor, keys: torch.Tensor, tile: Tile, scale: float,
     """What each query (H, T * G, D) takes of each key (H, K, D) -> (H, T * G, K), in `space`."""
     shape = (*queries.shape[:2], keys.shape[1])
     scores = _product(queries, keys.transpose(1, 2), scale, out=space[: shape[0] * shape[1] * shape[2]].view(shape))
-    scores.view(shape[0], tile.stop - tile.start, -1, shape[2])[..., tile.common :] += tile.bias[:, None]
+    scores.view(shape[0], tile.stop - tile.start, -1, shape[2])[..., tile.common :].add_(tile.bias[:, None])
     return torch.softmax(scores, -1, out=scores)
 
 
@@ -87,5 +87,5 @@ def _scatter(states: torch.Tensor, keys: tuple[slice, ...], parts: torch.Tensor)
     at = 0
     for part in keys:
         size = part.stop - part.start
-        states[:, :, part] += parts[:, :, at : at + size]
+        states[:, :, part].add_(parts[:, :, at : at + size])
         at += size

@@ -64,15 +64,16 @@ def project_back(
     needs_x: bool = True,
 ) -> tuple[torch.Tensor | None, Gradients]:
     """The gradient of x, and those of the layers' `adapters`, for the gradients (N, O) of their outputs."""
-    d_low: list[torch.Tensor] = []
+    d_low = None if low is None else torch.empty_like(low)
     made: Gradients = []
     at = 0
     for dy, (_, _, a, b, scale) in zip(grads, layers, strict=True):
         d_b = None
-        if low is not None and a is not None and b is not None:
-            d_low.append((dy @ b.to(x.dtype)).mul_(scale))
-            d_b = (dy.t() @ low[:, at : at + len(a)]).to(b.dtype).mul_(scale)
-            at += len(a)
+        if low is not None and d_low is not None and a is not None and b is not None:
+            own = slice(at, at + len(a))
+            torch.addmm(d_low[:, own], dy, b.to(x.dtype), beta=0, alpha=scale, out=d_low[:, own])
+            d_b = (low[:, own].t() @ dy).t().to(b.dtype).mul_(scale)
+            at = own.stop
         made += [None, d_b]
     dx = None
     if needs_x:
@@ -80,11 +81,10 @@ def project_back(
         for dy, layer in zip(grads[1:], layers[1:], strict=True):
             dx.addmm_(dy, layer.weight)
     down = _down(layers, x.dtype)
-    if down is not None:
-        whole = d_low[0] if len(d_low) == 1 else torch.cat(d_low, dim=1)
+    if down is not None and d_low is not None:
         if dx is not None:
-            dx.addmm_(whole, down)
-        d_down = whole.t() @ x
+            dx.addmm_(d_low, down)
+        d_down = d_low.t() @ x
         at = 0
         for index, layer in enumerate(layers):
             if layer.a is not None:

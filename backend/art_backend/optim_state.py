@@ -45,9 +45,7 @@ class TrainerState:
         optimizer.state.clear()
         for name, moments in self.moments.items():
             on = parameters[name].device
-            optimizer.state[parameters[name]] = {
-                key: tensor if key == "step" else tensor.to(on) for key, tensor in moments.items()
-            }
+            optimizer.state[parameters[name]] = {key: tensor.to(on) for key, tensor in moments.items()}
         for name, generator in self.generators.items():
             device = name.removeprefix("rng.")
             if device == "cpu":

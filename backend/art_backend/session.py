@@ -39,7 +39,7 @@ class Session:
     def __init__(self, packed: PackedModel, adapter: Any, base_model: str, shape: AdapterConfig) -> None:
         self.packed, self.adapter, self.base_model, self.shape = packed, adapter, base_model, shape
         self.parameters = adapter_parameters(adapter)
-        self.optimizer = torch.optim.AdamW(self.parameters.values(), betas=BETAS)
+        self.optimizer = torch.optim.AdamW(self.parameters.values(), betas=BETAS, fused=True)
         self.steps = 0
         self.policy_steps = 0
         self._bytes_per_token: float | None = None

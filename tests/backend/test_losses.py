@@ -12,7 +12,7 @@ from art_backend.attention_layout import lay_out
 from art_backend.config import AdapterConfig
 from art_backend.importance import importance_ratio
 from art_backend.losses import cispo, clipped
-from art_backend.packed_model import Objective, PackedModel, Scores
+from art_backend.packed_model import CHUNK, Objective, PackedModel, Scores
 from art_backend.packing import pack
 from art_backend.protocols import TrainSequence
 from art_backend.trie import build_trie
@@ -165,7 +165,7 @@ def test_logits_exist_for_a_chunk_of_positions_at_a_time() -> None:
     trie = build_trie(long_batch())
     (row,) = pack(trie, 1000)
     model.backward(row, OBJECTIVES["sft"])
-    assert sizes == [256, len(set(trie.predictions.at.tolist())) - 256]
+    assert sizes == [CHUNK, len(set(trie.predictions.at.tolist())) - CHUNK]
 
 
 def test_bfloat16_differs_from_float32_by_rounding_only() -> None:
