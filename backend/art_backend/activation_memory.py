@@ -18,6 +18,7 @@ import torch
 
 from art_backend.attention import uses_products
 from art_backend.attention_layout import TILE
+from art_backend.base_model import key_heads
 from art_backend.logprobs import BLOCK
 from art_backend.packed_model import CHUNK, PackedModel
 from art_backend.packing import Row, pack
@@ -47,11 +48,8 @@ def bytes_per_token(packed: PackedModel) -> float:
 
 def activation_bytes(packed: PackedModel, rows: Iterable[Row], per_token: float) -> int:
     """The memory, in bytes, that the largest of `rows` takes at the end of its forward pass, beside the weights."""
-    config = packed.model.config
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    of_a_key = 2 * kv_heads * width * packed.model.dtype.itemsize * config.num_hidden_layers
+    heads, width = key_heads(packed.model.config)
+    of_a_key = 2 * heads * width * packed.model.dtype.itemsize * packed.model.config.num_hidden_layers
 
     def gathered(row: Row) -> float:
         """Keys that tiles copy together and keep; a row without branches is read in place, whole products keep none."""

@@ -22,6 +22,7 @@ __all__ = [
     "default_dtype",
     "eos_token_ids",
     "is_default",
+    "key_heads",
     "load_model",
     "load_tokenizer",
     "resolve",
@@ -121,6 +122,13 @@ def load_model(path: Path, dtype: torch.dtype | None = None) -> Any:
         return AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype or default_dtype(), local_files_only=True)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"The model in {path} cannot be loaded: {_first_line(error)}") from error
+
+
+def key_heads(config: Any) -> tuple[int, int]:
+    """How many heads of keys each layer of a model of this Transformers `config` has, and how wide they are."""
+    heads = config.num_attention_heads
+    count = getattr(config, "num_key_value_heads", None) or heads
+    return count, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -18,10 +18,10 @@ from art_backend.fused_lora import as_projection
 from art_backend.layer_functions import (
     AttentionInputs,
     AttentionOutputs,
-    FrozenNorm,
     Norm,
     after_attention,
     before_attention,
+    frozen_norm,
 )
 from art_backend.recompute import decoder_layers
 
@@ -35,11 +35,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 def _norm(layer: Any, x: torch.Tensor) -> torch.Tensor:
     if layer.weight.requires_grad:  # it is trained, so it needs a gradient of its own
         return type(layer).forward(layer, x)  # type: ignore[no-any-return]
-    return _fused_norm(layer, x)
-
-
-def _fused_norm(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    return FrozenNorm.apply(x, _as_norm(layer))  # type: ignore[no-any-return, no-untyped-call]
+    return frozen_norm(x, _as_norm(layer))
 
 
 def _as_norm(layer: Any) -> Norm:
@@ -141,7 +137,7 @@ def fuse_layers(model: Any) -> None:
     for layer in model.modules():
         if hasattr(layer, "variance_epsilon") and hasattr(layer, "weight"):
             x = torch.randn(1, 4, layer.weight.shape[-1], generator=draw).to(model.device, model.dtype)
-            if _same(_fused_norm(layer, x), layer(x)):
+            if _same(frozen_norm(x, _as_norm(layer)), layer(x)):
                 layer.__dict__["forward"] = partial(_norm, layer)  # shadows the class's method
     decoder = model.get_decoder()
     layers = decoder_layers(decoder) if hasattr(decoder, "rotary_emb") else []

@@ -44,8 +44,8 @@ class Norm(NamedTuple):
         return dx.addcmul_(x, along.to(x.dtype), value=-1)
 
 
-class FrozenNorm(torch.autograd.Function):
-    """A norm alone."""
+class _FrozenNorm(torch.autograd.Function):
+    """See `frozen_norm`."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, norm: Norm) -> Any:
@@ -70,9 +70,8 @@ class AttentionInputs(NamedTuple):
     head_norms: tuple[Norm, Norm] | None
 
 
-class BeforeAttention(torch.autograd.Function):
-    """x (N, E) -> queries (H, N, G, D) and keys (H, N, D) turned by their positions, keys and values as one (2, H, N, D),
-    and x itself, so that the gradient of the residual stream comes back to the same place."""
+class _BeforeAttention(torch.autograd.Function):
+    """See `before_attention`."""
 
     @staticmethod
     def forward(
@@ -130,8 +129,8 @@ class AttentionOutputs(NamedTuple):
     down: Projection
 
 
-class AfterAttention(torch.autograd.Function):
-    """x (N, E) and what the attention gives (N, H, G, D) -> x (N, E) after the layer."""
+class _AfterAttention(torch.autograd.Function):
+    """See `after_attention`."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seen: torch.Tensor, layer: AttentionOutputs, *_: Any) -> Any:
@@ -162,19 +161,25 @@ class AfterAttention(torch.autograd.Function):
         return d_middle, d_seen.view_as(seen), None, *of_out, *of_gate_up, *of_down
 
 
+def frozen_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """The norm of x (..., E), with a gradient for x."""
+    return _FrozenNorm.apply(x, norm)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def before_attention(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: AttentionInputs
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys with values, and x again, as `BeforeAttention` says; cos and sin (N, D)."""
-    return BeforeAttention.apply(  # type: ignore[no-any-return, no-untyped-call]
+    """x (N, E) -> queries (H, N, G, D) and keys (H, N, D) turned by their positions, keys and values as one (2, H, N, D),
+    and x itself, so that the gradient of the residual stream comes back to the same place; cos and sin (N, D)."""
+    return _BeforeAttention.apply(  # type: ignore[no-any-return, no-untyped-call]
         x, cos, sin, layer, *adapters(layer.projections)
     )
 
 
 def after_attention(x: torch.Tensor, seen: torch.Tensor, layer: AttentionOutputs) -> torch.Tensor:
-    """x after the layer, as `AfterAttention` says."""
+    """x (N, E) and what the attention gives (N, H, G, D) -> x (N, E) after the layer."""
     trained = adapters([layer.out, *layer.gate_up, layer.down])
-    return AfterAttention.apply(x, seen, layer, *trained)  # type: ignore[no-any-return, no-untyped-call]
+    return _AfterAttention.apply(x, seen, layer, *trained)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:

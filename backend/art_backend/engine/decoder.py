@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from art_backend.base_model import key_heads
 from art_backend.engine import attention
 from art_backend.engine.attention import DecodePass, Pass, PrefillPass, Segment
 from art_backend.engine.kv_cache import KVCache
@@ -34,9 +35,8 @@ class Decoder:
         self.model, self.decoder, self.head = model, model.get_decoder(), model.get_output_embeddings()
         self.device = self.head.weight.device
         _refuse_sliding_window(config, max_model_len)
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.cache = KVCache(config.num_hidden_layers, slots, heads, max_model_len, head_dim, model.dtype, self.device)
+        heads, width = key_heads(config)
+        self.cache = KVCache(config.num_hidden_layers, slots, heads, max_model_len, width, model.dtype, self.device)
         expected = self._reference()
         attention.register()
         model.set_attn_implementation(attention.NAME)
