@@ -33,6 +33,9 @@ SHARE = 0.8
 """Of the available memory that a step may plan with: the allocator and the backward pass need room of their own."""
 PLENTY = 0.25
 """Of the available memory: what was freed is kept below that."""
+KEEP = ((-1, 2**31 - 1), (-3, 32 * 2**20))
+"""mallopt's M_TRIM_THRESHOLD, above which glibc gives back by itself, as high as it goes; M_MMAP_THRESHOLD, which it raises by
+itself up to this as long as neither is set."""
 CGROUPS = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -86,14 +89,17 @@ class ActivationPlan:
         """What was decided, and why."""
         return {"memory/activations_estimated_gb": self.estimate / 1e9, "memory/recomputed": float(self.recompute)}
 
-    def give_back(self) -> None:
-        """After the step: let the system have the freed memory, which glibc keeps, where it has little left for the engine
-        and others. Where there is plenty the next step finds it at hand: to ask for it anew takes 5% of a step."""
-        available = available_bytes(torch.device("cpu"))
-        if available is not None and self.estimate < PLENTY * available:
+    def settle(self) -> None:
+        """After the step: let the system have the freed memory, which glibc keeps in part, where there is little left for the
+        engine and others. Where there is plenty all of it is kept for the next step: to ask for it anew takes 5% of one."""
+        if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # another C library than glibc
             return
-        if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-            trim(0)
+        available = available_bytes(torch.device("cpu"))
+        if available is None or self.estimate >= PLENTY * available:
+            libc.malloc_trim(0)
+        else:
+            for threshold, value in KEEP:
+                libc.mallopt(threshold, value)
 
 
 def recomputes(choice: bool | Literal["auto"], packed: PackedModel, estimate: int) -> bool:

@@ -95,7 +95,7 @@ class PeftTrainer:
                 with clock("optimizer"):
                     session.descend(config, rate)
         session.policy_steps += 1
-        plan.give_back()
+        plan.settle()
         return (
             tally.metrics(optimizer_steps)
             | clock.metrics()
@@ -123,7 +123,7 @@ class PeftTrainer:
             norm = session.gradient(batch, objective, config.max_grad_norm, recompute=plan.recompute)
         with clock("optimizer"):
             session.descend(config, config.learning_rate)
-        plan.give_back()
+        plan.settle()
         of_batch = _metrics(sequences, [batch], [norm], config.learning_rate)
         return tally.metrics() | clock.metrics() | plan.metrics() | of_batch
 

@@ -142,9 +142,9 @@ def test_freed_memory_goes_back_only_where_there_is_little(monkeypatch: pytest.M
     del blocks[::2]  # leaves 100 MB of holes
     monkeypatch.setattr(activation_memory, "available_bytes", lambda device: 1_000_000)
     before = held_mb()
-    ActivationPlan(estimate=100_000, recompute=False).give_back()
+    ActivationPlan(estimate=100_000, recompute=False).settle()
     assert before - held_mb() < 20
-    ActivationPlan(estimate=500_000, recompute=False).give_back()
+    ActivationPlan(estimate=500_000, recompute=False).settle()
     assert before - held_mb() > 60
 
 
