@@ -116,7 +116,7 @@ def _same(ours: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _computes_the_same(layer: Any, decoder: Any, x: torch.Tensor) -> bool:
-    """Whether the functions above give what the layer makes of x (1, N, H)."""
+    """Whether `layer_functions` give what the layer makes of x (1, N, H)."""
     count = x.shape[1]
     ids = torch.arange(count, device=x.device)[None]
     bias = torch.full((count, count), -torch.inf, dtype=x.dtype, device=x.device).triu(1)
@@ -131,8 +131,8 @@ def _computes_the_same(layer: Any, decoder: Any, x: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def fuse_layers(model: Any) -> None:
-    """Let the decoder layers of a Transformers `model` on packed rows, and its norms while they are frozen, compute by the
-    functions above. The model's attention must be that of packed rows already (`use_trie_attention`)."""
+    """Let the decoder layers of a Transformers `model` on packed rows, and its norms while they are frozen, compute by
+    `layer_functions`. The model's attention must be that of packed rows already (`use_trie_attention`)."""
     draw = torch.Generator().manual_seed(0)
     for layer in model.modules():
         if hasattr(layer, "variance_epsilon") and hasattr(layer, "weight"):

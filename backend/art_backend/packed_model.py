@@ -120,7 +120,7 @@ class PackedModel:
 
     def _hidden(self, row: Row) -> torch.Tensor:
         """Last hidden states at the positions that predict something (R, E)."""
-        read = torch.from_numpy(np.unique(row.predictions.at)).to(self.device)
+        read = torch.from_numpy(row.predictions.positions()).to(self.device)
         out = self.decoder(
             input_ids=torch.from_numpy(row.token_ids)[None].to(self.device),
             position_ids=torch.from_numpy(row.positions)[None].to(self.device),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
 import torch
 
 from art_backend.packed_model import PackedModel, tolerated_gap
@@ -47,7 +46,7 @@ class SeparateRows(PackedModel):
             )
         ids = torch.from_numpy(row.token_ids)[None].to(self.device)
         hidden = self.decoder(input_ids=ids, use_cache=False).last_hidden_state[0]
-        return hidden[torch.from_numpy(np.unique(row.predictions.at)).to(self.device)]  # type: ignore[no-any-return]
+        return hidden[torch.from_numpy(row.predictions.positions()).to(self.device)]  # type: ignore[no-any-return]
 
     def _gap(self, sequences: list[TrainSequence]) -> float:
         scores = [s for row in pack(build_trie(sequences), BUDGET) for s in self.score(row)]

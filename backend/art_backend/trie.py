@@ -57,6 +57,10 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.at)
 
+    def positions(self) -> Ints:
+        """The positions that predict something, each once (R), ascending."""
+        return np.unique(self.at)
+
     def part(self, rows: slice | Ints, moved: int = 0) -> Predictions:
         """Some rows, with `moved` added to their positions."""
         part = Predictions(*(getattr(self, column.name)[rows] for column in fields(self)))
